@@ -1,0 +1,3 @@
+"""fleet: provisions, checks and heals LLM inference on a site of edge boxes."""
+
+__version__ = "0.1.0"
