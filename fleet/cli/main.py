@@ -12,9 +12,7 @@ from typing import Any
 try:
     import click
 except ModuleNotFoundError:  # the base distribution has no dependency: a stage box does not need the verbs
-    sys.exit(
-        "fleet: this environment has no command line. Install it with: pip install 'fleet-hardening[operator]'"
-    )
+    sys.exit("fleet: this environment has no command line. Install it with: pip install 'fleet-hardening[operator]'")
 
 from fleet import __version__
 from fleet.errors import ExitCode, FleetError

