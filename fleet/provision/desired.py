@@ -107,7 +107,7 @@ class ProgramSpec:
 
     Attributes:
         name: supervisord's program name.
-        fingerprint: digest of everything whose change needs a restart (its config, our wheel, its environment, certificate).
+        fingerprint: digest of all whose change needs a restart (config, our wheel, environment, certificate).
         health_socket: admin unix socket that answers {"op":"health"}; None: RUNNING is enough.
         health_states: states that count as healthy after a start, e.g. ("loaded", "ready").
     """
