@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.lab.fixtures"]
-
 _seconds_per_room: dict[str, float] = defaultdict(float)
 
 

@@ -41,7 +41,9 @@ def test_console_script_is_installed() -> None:
     assert (result.returncode, result.stdout.startswith("fleet, version")) == (0, True), result.stderr
 
 
-def test_known_error_prints_cause_and_next_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_known_error_prints_cause_and_next_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(**_: object) -> None:
         raise FleetError("box2: disk full", hint="free 2 GiB", exit_code=ExitCode.UNREACHABLE)
 
@@ -50,7 +52,9 @@ def test_known_error_prints_cause_and_next_step(monkeypatch: pytest.MonkeyPatch,
     assert capsys.readouterr().err == "fleet: box2: disk full\n  next: free 2 GiB\n"
 
 
-def test_bug_writes_its_traceback_to_a_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bug_writes_its_traceback_to_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(**_: object) -> None:
         raise ZeroDivisionError("of ours")
 
