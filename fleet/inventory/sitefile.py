@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +46,13 @@ class SiteFile:
         if self.site.boxes[box].connection == "local":
             return str(self.resolve(self.site.prefix) / box)
         return self.site.prefix
+
+    def target_of(self, box: str) -> tuple[str, str]:
+        """Architecture and Python version of a box, e.g. ("aarch64", "3.11"); auto is what runs here."""
+        profile = self.site.device_profiles[self.site.boxes[box].profile]
+        architecture = platform.machine() if profile.architecture == "auto" else profile.architecture
+        running = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return architecture, running if profile.python == "auto" else profile.python
 
     def boxes_with(self, role: Role) -> tuple[str, ...]:
         """Names of the boxes that have a role, in inventory order."""
