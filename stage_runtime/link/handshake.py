@@ -1,0 +1,97 @@
+"""Who may talk to whom: both sides say Hello, and either may refuse with both values in the reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from stage_runtime.link.connection import Link, LinkError, LinkTiming
+from stage_runtime.link.control import Refused, decode_control, encode_control
+from stage_runtime.link.frames import Frame, FrameError, FrameType, encode_frame, read_frame
+from stage_runtime.link.messages import Hello
+from stage_runtime.link.tls import PeerIdentity, peer_identity
+
+
+def hello_problem(own: Hello, peer: Hello, identity: PeerIdentity | None) -> str:
+    """Why a peer's Hello is refused; empty if it is welcome.
+
+    Args:
+        own: this side's Hello.
+        peer: the other side's Hello.
+        identity: what its verified certificate says.
+    """
+    if identity is None:
+        return f"{peer.box} shows no certificate"
+    for field, told, shown in (("CN", peer.box, identity.box), ("O", peer.site, identity.site)):
+        if told != shown:
+            return f"hello says {told!r}, the certificate's {field} is {shown!r}"
+    for field in ("site", "protocol", "model_digest", "policy"):
+        mine, theirs = getattr(own, field), getattr(peer, field)
+        if mine != theirs:
+            return (
+                f"{field.replace('_', ' ')} differs: {own.box} has {mine!r}, {peer.box} has {theirs!r} "
+                f"(runtime {own.runtime_version} and {peer.runtime_version})"
+            )
+    if own.role == peer.role == "stage" and own.epoch != peer.epoch:
+        return f"epoch differs: {own.box} has {own.epoch}, {peer.box} has {peer.epoch}"
+    return ""
+
+
+HelloCheck = Callable[[Hello], str]
+
+
+async def _read_hello(reader: asyncio.StreamReader) -> Hello:
+    frame = await read_frame(reader)
+    if frame.type is FrameType.REFUSED:
+        raise LinkError(f"refused by the peer: {decode_control(Refused, frame.body).reason}")
+    if frame.type is not FrameType.HELLO:
+        raise LinkError(f"{frame.type.name} instead of a hello")
+    return decode_control(Hello, frame.body)
+
+
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, own: Hello, check: HelloCheck, *, dialled: bool
+) -> Hello:
+    hello = encode_frame(Frame(FrameType.HELLO, encode_control(own), own.epoch))
+    if dialled:
+        writer.write(hello)
+    peer = await _read_hello(reader)
+    problem = hello_problem(own, peer, peer_identity(writer.get_extra_info("ssl_object"))) or check(peer)
+    if problem:
+        writer.write(encode_frame(Frame(FrameType.REFUSED, encode_control(Refused(problem)), own.epoch)))
+        await writer.drain()
+        writer.close()
+        raise LinkError(f"refused {peer.box}: {problem}")
+    if not dialled:
+        writer.write(hello)
+    await writer.drain()
+    return peer
+
+
+async def shake_hands(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    own: Hello,
+    check: HelloCheck,
+    timing: LinkTiming,
+    *,
+    dialled: bool,
+) -> Link:
+    """Exchange Hellos; the side that dialled speaks first.
+
+    Raises:
+        LinkError: refused by either side, no Hello in time, or bytes that are no frame. The connection is closed.
+    """
+    try:
+        peer = await asyncio.wait_for(_exchange(reader, writer, own, check, dialled=dialled), timing.handshake_seconds)
+    except asyncio.TimeoutError:
+        writer.transport.abort()
+        raise LinkError(f"no hello within {timing.handshake_seconds:g} s") from None
+    except (FrameError, EOFError, OSError) as error:
+        writer.transport.abort()
+        raise LinkError(f"handshake: {error or type(error).__name__}") from None
+    except LinkError:
+        if not writer.is_closing():
+            writer.transport.abort()
+        raise
+    return Link(reader, writer, peer, timing)

@@ -1,0 +1,24 @@
+"""Owned tasks: what starts together ends together (asyncio.TaskGroup needs Python 3.11; boxes may have 3.10)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run all until one ends or raises, or the caller is cancelled; then cancel and await the others.
+
+    Raises:
+        Exception: what the first one raised.
+    """
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
