@@ -1,0 +1,52 @@
+"""`fleet status`: who holds which layers, and whether the site serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fleet.cli.options import inventory_option, output_option
+
+EPILOG = """
+\b
+Examples:
+  fleet status -i inventory/local.yaml
+  fleet status -i inventory/lab.yaml -o json
+  watch -n 2 fleet status -i inventory/lab.yaml
+"""
+
+
+@click.command(epilog=EPILOG)
+@inventory_option
+@output_option
+def status(inventory: Path, output: str) -> int:
+    """Show who holds which layers, health, memory and tokens/s.
+
+    Exit code 0: all serve, 1: something failed, 3: only unreachable boxes stand in the way.
+    """
+    import asyncio
+    from dataclasses import asdict
+
+    from fleet.cli.output import print_json, print_table, progress
+    from fleet.inventory.loader import load_site
+    from fleet.observe.health import ask_site
+    from fleet.observe.site_access import client_context, load_endpoints
+    from fleet.observe.status import PIPELINE_COLUMNS, STAGE_COLUMNS, site_status
+
+    # no API key is needed, the operator's certificate opens everything
+    site_file = load_site(inventory, resolve_secrets=False)
+    endpoints = load_endpoints(site_file)
+    answers = asyncio.run(ask_site(endpoints, client_context(site_file, with_certificate=True)))
+    result = site_status(answers)
+    if output == "json":
+        print_json("status", {**asdict(result), "exit_code": int(result.exit_code)})
+        return int(result.exit_code)
+    print_table(f"stages of {site_file.site.site}", STAGE_COLUMNS, [row.cells() for row in result.stages])
+    print_table("pipelines", PIPELINE_COLUMNS, [row.cells() for row in result.pipelines])
+    if result.gateway_state == "ready":
+        progress("gateway: ready")
+    else:
+        progress(f"gateway: {result.gateway_state}: {result.gateway_note}")
+        progress(f"  next: fleet provision {inventory} --check")
+    return int(result.exit_code)

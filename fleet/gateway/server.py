@@ -1,0 +1,120 @@
+"""The gateway's process: its listeners, its links to the pipelines, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import ssl
+import time
+
+from aiohttp import web
+
+from fleet.errors import FleetError
+from fleet.gateway.admission import AdmissionQueue
+from fleet.gateway.app import Gateway
+from fleet.gateway.auth import load_api_keys
+from fleet.gateway.backend import Backend
+from fleet.gateway.config import Address, GatewayConfig
+from fleet.gateway.log import logger
+from fleet.gateway.metrics import GatewayMetrics
+from fleet.gateway.vocabulary import Vocabulary
+from stage_runtime.link.messages import Pipeline
+from stage_runtime.link.tls import TlsIdentity
+
+SHUTDOWN_SECONDS = 5.0
+"""Open answers may finish so long after SIGTERM; supervisord waits 10 s before it kills."""
+KEEPALIVE_SECONDS = 75.0
+"""An idle client connection is closed after it."""
+
+
+def make_gateway(config: GatewayConfig, pipelines: dict[str, Pipeline]) -> Gateway:
+    """Read keys, tokenizers and templates; CPU-bound and blocking, before the loop serves.
+
+    Args:
+        pipelines: by name, one for each of `config.pipelines`.
+
+    Raises:
+        FleetError: a file is missing or wrong.
+    """
+    vocabularies = {path: Vocabulary(path) for path in {each.model_directory for each in config.pipelines}}
+    backends = [
+        Backend(
+            config=each,
+            pipeline=pipelines[each.name],
+            vocabulary=vocabularies[each.model_directory],
+            queue=AdmissionQueue(each.max_sequences, config.max_queued_requests),
+        )
+        for each in config.pipelines
+    ]
+    metrics = GatewayMetrics([each.name for each in config.pipelines])
+    return Gateway(config, load_api_keys(config.api_keys_file), backends, metrics, int(time.time()))
+
+
+async def start_listening(gateway: Gateway) -> web.AppRunner:
+    """Open the listeners; the caller runs `cleanup()` of what it gets.
+
+    Raises:
+        FleetError: an address can't be listened on, or the certificate can't be read.
+    """
+    config = gateway.config
+    tls = TlsIdentity(config.tls.ca, config.tls.certificate, config.tls.key)
+    try:
+        # clients show API keys; a certificate of the site's CA is looked at if one is shown (scrape, status)
+        context = tls.server_context(require_certificate=False)
+    except OSError as error:
+        raise FleetError(
+            f"{config.tls.certificate}: cannot use this certificate: {error}", hint="run fleet provision again"
+        ) from None
+    runner = web.AppRunner(
+        gateway.application(),
+        handler_cancellation=True,  # a client that goes away cancels its sequences
+        access_log=None,  # the middleware logs
+        shutdown_timeout=SHUTDOWN_SECONDS,
+        keepalive_timeout=KEEPALIVE_SECONDS,
+    )
+    await runner.setup()
+    try:
+        await _listen(runner, config.listen, context)
+        if config.loopback is not None:
+            await _listen(runner, config.loopback, None)
+    except FleetError:
+        await runner.cleanup()
+        raise
+    return runner
+
+
+async def _listen(runner: web.AppRunner, address: Address, context: ssl.SSLContext | None) -> None:
+    try:
+        await web.TCPSite(runner, address.host, address.port, ssl_context=context).start()
+    except OSError as error:
+        raise FleetError(
+            f"cannot listen on {address.host}:{address.port}: {error.strerror}",
+            hint=f"see who has the port: ss -ltnp 'sport = :{address.port}'",
+        ) from None
+
+
+async def serve(gateway: Gateway) -> None:
+    """Serve until SIGTERM or SIGINT, or until a link's task ends, which it only does by a bug.
+
+    Raises:
+        FleetError: an address can't be listened on.
+        Exception: what ended a link's task.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
+    runner = await start_listening(gateway)
+    logger.info("listening", extra={"fields": {"host": gateway.config.listen.host, "port": gateway.config.listen.port}})
+    links = [loop.create_task(backend.pipeline.run()) for backend in gateway.backends]
+    stopping = loop.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait([stopping, *links], return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {stopping}:
+            task.result()  # raises the bug; supervisord starts us anew
+    finally:
+        await runner.cleanup()
+        for task in (stopping, *links):
+            task.cancel()
+        await asyncio.gather(stopping, *links, return_exceptions=True)
+    logger.info("stopped")

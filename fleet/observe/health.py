@@ -1,0 +1,79 @@
+"""Asks every stage and the gateway how they are: in parallel, each with its own deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from fleet.observe.site_access import Endpoint, Endpoints
+
+HEALTH_DEADLINE_SECONDS = 2.0
+MAX_HEALTH_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back from one process.
+
+    Attributes:
+        document: the JSON of /health; None if there was none.
+        unreachable: nothing answered in time.
+        error: why there is no document, for people.
+    """
+
+    document: dict[str, Any] | None
+    unreachable: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class SiteAnswers:
+    """Answers of all processes; `gateway` is None where the site has none."""
+
+    stages: Mapping[str, Answer]
+    gateway: Answer | None
+
+
+async def ask_site(endpoints: Endpoints, context: ssl.SSLContext) -> SiteAnswers:
+    """Ask all at once.
+
+    Args:
+        endpoints: of the site.
+        context: with the operator's certificate.
+    """
+    connector = aiohttp.TCPConnector(ssl=context, limit=0, force_close=True)
+    async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
+        boxes = list(endpoints.stages)
+        asked = [endpoints.stages[box] for box in boxes] + ([endpoints.gateway] if endpoints.gateway else [])
+        answers = await asyncio.gather(*(_ask(session, endpoint) for endpoint in asked))
+    gateway = answers[len(boxes)] if endpoints.gateway else None
+    return SiteAnswers(dict(zip(boxes, answers, strict=False)), gateway)
+
+
+async def _ask(session: aiohttp.ClientSession, endpoint: Endpoint) -> Answer:
+    """One /health; 503 with a document is an answer."""
+    timeout = aiohttp.ClientTimeout(total=HEALTH_DEADLINE_SECONDS)
+    where = f"{endpoint.host}:{endpoint.port}"
+    try:
+        async with session.get(
+            f"{endpoint.url}/health", server_hostname=endpoint.server_name, timeout=timeout
+        ) as response:
+            raw = await response.content.read(MAX_HEALTH_BYTES)
+            document = json.loads(raw)
+            if response.status not in (200, 503) or not isinstance(document, dict):
+                return Answer(None, error=f"{where} answered HTTP {response.status}")
+            return Answer(document)
+    except (aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError, ssl.SSLError) as error:
+        return Answer(None, error=f"{where}: TLS: {error}")
+    except asyncio.TimeoutError:
+        return Answer(None, unreachable=True, error=f"{where}: no answer within {HEALTH_DEADLINE_SECONDS:g} s")
+    except aiohttp.ClientConnectorError as error:
+        return Answer(None, unreachable=True, error=f"{where}: {error.strerror or error.os_error}")
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return Answer(None, error=f"{where}: {type(error).__name__}: {error}")

@@ -1,0 +1,209 @@
+"""From answers of /health to the rows and the exit code of `fleet status`; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.errors import ExitCode
+from fleet.observe.health import Answer, SiteAnswers
+
+STAGE_COLUMNS = (
+    "box",
+    "state",
+    "layers",
+    "holds",
+    "weights MiB",
+    "KV MiB",
+    "RSS MiB",
+    "tokens/s",
+    "epoch",
+    "kernel",
+    "policy",
+    "note",
+)
+PIPELINE_COLUMNS = ("pipeline", "state", "model", "epoch", "policy", "δ", "tokens/s", "active", "queued", "note")
+SERVING_STATES = ("loaded", "ready")
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A stage box. `state` is its own, or "unreachable", or "failed"; None is "not told"."""
+
+    box: str
+    state: str
+    layers: tuple[int, int] | None = None
+    embedding: bool | None = None
+    head: bool | None = None
+    weight_bytes: int | None = None
+    kv_bytes: int | None = None
+    rss_bytes: int | None = None
+    tokens_per_second: float | None = None
+    epoch: int | None = None
+    kernel: str | None = None
+    policy: str | None = None
+    largest_logit_difference: float | None = None
+    note: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        """As `STAGE_COLUMNS`; layers are printed inclusive, as the inventory writes them."""
+        layers = ABSENT
+        if self.layers is not None:
+            first, end = self.layers
+            layers = "none" if first == end else f"{first}-{end - 1}"
+        holds = "+".join(name for name, held in (("embedding", self.embedding), ("head", self.head)) if held)
+        return (
+            self.box,
+            self.state,
+            layers,
+            holds or ABSENT,
+            _mebibytes(self.weight_bytes),
+            _mebibytes(self.kv_bytes),
+            _mebibytes(self.rss_bytes),
+            ABSENT if self.tokens_per_second is None else f"{self.tokens_per_second:.1f}",
+            _cell(self.epoch),
+            _cell(self.kernel),
+            _cell(self.policy),
+            self.note,
+        )
+
+
+@dataclass(frozen=True)
+class PipelineRow:
+    """A pipeline as the gateway sees it; pipeline is empty if the gateway did not answer."""
+
+    pipeline: str
+    state: str
+    model: str | None = None
+    epoch: int | None = None
+    policy: str | None = None
+    largest_logit_difference: float | None = None
+    tokens_per_second: float | None = None
+    active_sequences: int | None = None
+    queued_sequences: int | None = None
+    note: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        """As `PIPELINE_COLUMNS`."""
+        difference = self.largest_logit_difference
+        return (
+            self.pipeline or "(gateway)",
+            self.state,
+            _cell(self.model),
+            _cell(self.epoch),
+            _cell(self.policy),
+            ABSENT if difference is None else f"{difference:.1e}",
+            ABSENT if self.tokens_per_second is None else f"{self.tokens_per_second:.1f}",
+            _cell(self.active_sequences),
+            _cell(self.queued_sequences),
+            self.note,
+        )
+
+
+@dataclass(frozen=True)
+class SiteStatus:
+    """Everything `fleet status` shows. `gateway_state` is "ready", "unavailable", "unreachable", "failed" or "none"."""
+
+    stages: tuple[StageRow, ...]
+    pipelines: tuple[PipelineRow, ...]
+    gateway_state: str
+    gateway_note: str
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 all serve; 3 only unreachable boxes stand in the way; 1 anything else.
+
+        With a box out of reach the ring can't be whole, so a gateway that waits for it has not failed.
+        """
+        unreachable = [row for row in self.stages if row.state == "unreachable"]
+        failed = [row for row in self.stages if row not in unreachable and row.state not in SERVING_STATES]
+        if failed or self.gateway_state == "failed":
+            return ExitCode.FAILED
+        if unreachable or self.gateway_state == "unreachable":
+            return ExitCode.UNREACHABLE
+        return ExitCode.OK if self.gateway_state in ("ready", "none") else ExitCode.FAILED
+
+
+def site_status(answers: SiteAnswers) -> SiteStatus:
+    """Rows for every stage and pipeline."""
+    stages = tuple(_stage_row(box, answer) for box, answer in answers.stages.items())
+    gateway = answers.gateway
+    if gateway is None:
+        return SiteStatus(stages, (), "none", "the site has no gateway")
+    if gateway.document is None:
+        state = "unreachable" if gateway.unreachable else "failed"
+        return SiteStatus(stages, (PipelineRow("", state, note=gateway.error),), state, gateway.error)
+    document = gateway.document
+    pipelines = _mapping(document.get("pipelines"))
+    rows = tuple(_pipeline_row(name, _mapping(entry)) for name, entry in pipelines.items())
+    state = "ready" if document.get("state") == "ready" else "unavailable"
+    return SiteStatus(stages, rows, state, _text(document.get("reason")) or "")
+
+
+def _stage_row(box: str, answer: Answer) -> StageRow:
+    if answer.document is None:
+        return StageRow(box, "unreachable" if answer.unreachable else "failed", note=answer.error)
+    document = answer.document
+    return StageRow(
+        box=box,
+        state=_text(document.get("state")) or "failed",
+        layers=_layers(document.get("layers")),
+        embedding=document.get("embedding") is True,
+        head=document.get("head") is True,
+        weight_bytes=_integer(document.get("weight_bytes")),
+        kv_bytes=_integer(document.get("kv_bytes")),
+        rss_bytes=_integer(document.get("rss_bytes")),
+        tokens_per_second=_number(document.get("tokens_per_second")),
+        epoch=_integer(document.get("epoch")),
+        kernel=_text(document.get("kernel")),
+        policy=_text(document.get("policy")),
+        largest_logit_difference=_number(document.get("largest_logit_difference")),
+        note=_text(document.get("reason")) or "",
+    )
+
+
+def _pipeline_row(name: str, entry: Mapping[str, Any]) -> PipelineRow:
+    return PipelineRow(
+        pipeline=name,
+        state="ready" if entry.get("ready") is True else "unavailable",
+        model=_text(entry.get("model")),
+        epoch=_integer(entry.get("epoch")),
+        policy=_text(entry.get("policy")),
+        largest_logit_difference=_number(entry.get("largest_logit_difference")),
+        tokens_per_second=_number(entry.get("tokens_per_second")),
+        active_sequences=_integer(entry.get("active_sequences")),
+        queued_sequences=_integer(entry.get("queued_sequences")),
+        note=_text(entry.get("reason")) or "",
+    )
+
+
+def _layers(value: object) -> tuple[int, int] | None:
+    if isinstance(value, list) and len(value) == 2 and all(type(item) is int for item in value):
+        return value[0], value[1]
+    return None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _mebibytes(value: int | None) -> str:
+    return ABSENT if value is None else f"{value / 2**20:.1f}"
+
+
+def _cell(value: object) -> str:
+    return ABSENT if value is None else str(value)
