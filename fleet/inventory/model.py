@@ -216,7 +216,7 @@ class Guards(Section):
 
 
 class Site(Section):
-    """A whole inventory. `base_dir` of relative paths is the inventory file's directory."""
+    """A whole inventory. Relative paths start from the inventory file's directory."""
 
     site: Name = Field(description="name of the site; part of certificates and paths")
     state_dir: Text = Field(

@@ -31,15 +31,19 @@ class Key:
     """One key of the schema.
 
     Attributes:
-        path: e.g. `boxes.NAME.address`.
+        section: where it stands, e.g. `boxes.NAME`; empty at the top level.
+        name: e.g. `address`.
         type: in words, e.g. `list of text`.
-        default: as the file would say it, or None if the key must be there.
+        required: whether the key must be there.
+        default: as the file would say it; empty where there is nothing to say.
         description: one line.
     """
 
-    path: str
+    section: str
+    name: str
     type: str
-    default: str | None
+    required: bool
+    default: str
     description: str
 
 
@@ -79,14 +83,22 @@ def in_words(annotation: Any) -> str:
     return "section" if _is_section(annotation) else WORDS[annotation]
 
 
-def keys(section: type[Section] = Site, prefix: str = "") -> Iterator[Key]:
-    """Every key of the schema in the order of the model, sections before what they hold."""
+def sections(section: type[Section] = Site, path: str = "") -> Iterator[tuple[str, type[Section]]]:
+    """Every section of the schema with its place, e.g. ("boxes.NAME", Box); a section stands before those inside it."""
+    yield path, section
     for name, info in section.model_fields.items():
-        path = f"{prefix}{name}"
-        yield Key(path, in_words(info.annotation), _default(info), info.description or "")
         inner, suffix = _inner_section(info.annotation)
         if inner is not None:
-            yield from keys(inner, f"{path}{suffix}.")
+            yield from sections(inner, f"{path}.{name}{suffix}".lstrip("."))
+
+
+def keys() -> Iterator[Key]:
+    """Every key of the schema, section by section."""
+    for path, section in sections():
+        for name, info in section.model_fields.items():
+            default = "" if info.is_required() else _written(info.default)
+            kind = in_words(info.annotation) + _limits(info)
+            yield Key(path, name, kind, info.is_required(), default, info.description or "")
 
 
 def section_at(path: KeyPath) -> type[Section] | None:
@@ -136,15 +148,17 @@ def _inner_section(annotation: Any) -> tuple[type[Section] | None, str]:
     return None, ""
 
 
-def _default(info: FieldInfo) -> str | None:
-    if info.is_required():
-        return None
-    return _written(info.default)
+def _limits(info: FieldInfo) -> str:
+    """Bounds of a number as a suffix, e.g. `, at least 1, at most 65535`."""
+    bounds = {"gt": "more than", "ge": "at least", "le": "at most"}
+    found = [(words, getattr(mark, name, None)) for mark in info.metadata for name, words in bounds.items()]
+    return "".join(f", {words} {value}" for words, value in found if value is not None)
 
 
 def _written(value: object) -> str:
+    """A default as the file would say it."""
     if value is None or isinstance(value, BaseModel):
-        return "–"
+        return ""
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, tuple):
