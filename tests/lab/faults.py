@@ -1,0 +1,205 @@
+"""What can go wrong with a box from the outside: cable, memory, CPU, disk, clock, heat, GPU, kernel log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.lab import cgroups, native, network
+from tests.lab.box import BoxBase
+from tests.lab.errors import LabError
+from tests.lab.settings import Shape
+
+CLOCK_SHIM = "/usr/local/lib/fleet-lab-skew.so"
+CLOCK_OFFSET = "/etc/clock-skew"
+PRELOAD = "/etc/ld.so.preload"
+CLOCK_OFFSET_WIDTH = 31  # fixed, because running programs have the file mapped
+FAKE_GPU_STATE = "/run/fake-gpu"
+FAKE_GPU_LIBRARY = "/usr/lib/libnvidia-ml.so.1"
+FAKE_GPU_COMMAND = "/usr/local/bin/nvidia-smi"
+FAKE_KERNEL_LOG = "/run/fake-kmsg"
+DISK_FILLER = "/var/tmp/fleet-lab-filler"
+LAB_FILES = frozenset({CLOCK_SHIM, CLOCK_OFFSET, PRELOAD, FAKE_GPU_LIBRARY, FAKE_GPU_COMMAND, DISK_FILLER})
+
+
+class BoxFaults(BoxBase):
+    """Faults to put into a box, and their ends."""
+
+    # --- cable ---
+
+    def link_cut(self) -> None:
+        """Unplug the network cable: the box loses carrier. It stays out over power cycles."""
+        self._remember_link(cut=True)
+        if self.is_on:
+            network.set_link(self.paths, up=False)
+
+    def link_heal(self) -> None:
+        """Plug the cable in again and end any shaping."""
+        self.unshape()
+        self._remember_link(cut=False)
+        if self.is_on:
+            network.set_link(self.paths, up=True)
+
+    def _remember_link(self, *, cut: bool) -> None:
+        settings = self.settings
+        settings.link_cut = cut
+        settings.save(self.paths.settings)
+
+    def shape(self, shape: Shape) -> None:
+        """Delay, drop or slow frames of this box, each way; stays over power cycles until `unshape`.
+
+        Raises:
+            LabError: the box is off.
+        """
+        self.need_init()
+        network.wire_up(self.paths, shape)
+        settings = self.settings
+        settings.shape = shape
+        settings.save(self.paths.settings)
+
+    def unshape(self) -> None:
+        """A plain cable again."""
+        network.wire_down(self.paths)
+        settings = self.settings
+        settings.shape = None
+        settings.save(self.paths.settings)
+
+    # --- memory, CPU, hang ---
+
+    def memory_limit(self, limit_bytes: int | None) -> None:
+        """Cap the box's memory, page cache included; None lifts the cap. Ends with the power.
+
+        Raises:
+            LabError: the box is off, or holds more than that.
+        """
+        self.need_init()
+        cgroups.limit_memory(self.settings.cgroups, limit_bytes)
+
+    @property
+    def memory_used_bytes(self) -> int:
+        """Memory charged to the box, page cache included."""
+        return cgroups.memory_used(self.settings.cgroups)
+
+    @property
+    def out_of_memory_kills(self) -> int:
+        """Processes killed for the box's memory limit since it was switched on."""
+        return cgroups.out_of_memory_kills(self.settings.cgroups)
+
+    def cpu_quota(self, cores: float | None) -> None:
+        """Give the box this many cores (0.1 or more) in periods of 10 ms; None lifts the quota. Ends with the power.
+
+        Raises:
+            LabError: the box is off, or less than the minimum.
+        """
+        self.need_init()
+        cgroups.limit_cpu(self.settings.cgroups, cores)
+
+    @property
+    def throttled_seconds(self) -> float:
+        """Seconds that the box stood still for its CPU quota since it was switched on."""
+        return cgroups.throttled_seconds(self.settings.cgroups)
+
+    def freeze(self) -> None:
+        """Hang the box: the kernel still answers ping and takes connections, no process of it runs."""
+        self.need_init()
+        cgroups.freeze(self.settings.cgroups, frozen=True)
+
+    def thaw(self) -> None:
+        """End the hang."""
+        cgroups.freeze(self.settings.cgroups, frozen=False)
+
+    # --- disk ---
+
+    def disk_fill(self, leave_bytes: int = 0) -> None:
+        """Fill the disk until at most `leave_bytes` are free.
+
+        Raises:
+            LabError: less is free already, or the box is off.
+        """
+        self.disk_unfill()
+        free, block = (int(word) for word in self.exec(["stat", "-f", "--format=%a %S", "/"]).stdout.split())
+        amount = free * block - leave_bytes
+        if amount <= 0:
+            raise LabError(f"{self.name} has {free * block} bytes free, {leave_bytes} were to be left")
+        # Whole blocks may go to metadata, so the last megabytes are written until the disk says no.
+        self.exec(["fallocate", "--length", str(amount), DISK_FILLER], check=False)
+        if leave_bytes == 0:
+            self.exec(["sh", "-c", f"cat /dev/zero >>{DISK_FILLER} 2>/dev/null"], check=False)
+        self.exec(["sync", "--file-system", DISK_FILLER])
+
+    def disk_unfill(self) -> None:
+        """Take away again what `disk_fill` wrote."""
+        self.exec(["rm", "--force", DISK_FILLER])
+
+    # --- clock ---
+
+    def install_clock_shim(self) -> None:
+        """Put the wall-clock shim under every program that starts from now on; init, sshd and journal start anew.
+
+        Static programs do not see it, and file times stay true.
+
+        Raises:
+            LabError: the box is off, or gcc is missing on the host.
+        """
+        if self.inside(PRELOAD).exists():
+            return
+        shim = native.library("skew").read_bytes()
+        self.write_file(CLOCK_OFFSET, _offset_text(0.0))
+        self.write_file(CLOCK_SHIM, shim, mode=0o755)
+        self.write_file(PRELOAD, CLOCK_SHIM + "\n")
+        self.exec(["systemctl", "daemon-reexec"])
+        self.exec(["systemctl", "restart", "systemd-journald", "ssh"])
+
+    def clock_skew(self, seconds: float) -> None:
+        """Shift the box's wall clock by `seconds` (0 for none), at once in all programs that have the shim.
+
+        Programs that were started before the first skew do not have it; see `install_clock_shim`.
+        """
+        self.install_clock_shim()
+        with self.inside(CLOCK_OFFSET).open("r+b") as file:  # in place: programs have it mapped
+            file.write(_offset_text(seconds).encode())
+
+    # --- heat, GPU, kernel log ---
+
+    def set_temperature(self, zone: str, celsius: float) -> None:
+        """Show `celsius` in the thermal zone of that type; the zone is made when there is none. Live.
+
+        Raises:
+            LabError: this host's kernel has no `/sys/class/thermal` to show zones in.
+        """
+        if not Path("/sys/class/thermal").is_dir():
+            raise LabError("this host has no /sys/class/thermal, so boxes cannot have fake zones")
+        zones = sorted(self.paths.thermal.glob("thermal_zone*"))
+        for directory in zones:
+            if (directory / "type").read_text(encoding="ascii").strip() == zone:
+                break
+        else:
+            directory = self.paths.thermal / f"thermal_zone{len(zones)}"
+            directory.mkdir(parents=True)
+            (directory / "type").write_text(f"{zone}\n", encoding="ascii")
+        (directory / "temp").write_text(f"{round(celsius * 1000)}\n", encoding="ascii")
+
+    def fake_gpu(self, **values: int) -> None:
+        """Show a GPU through NVML and `nvidia-smi`; values are those of `native/nvml.c`, others keep their defaults.
+
+        Keywords: count, temperature_celsius, utilisation_percent, used_mib, total_mib, power_milliwatts,
+        throttle_reasons (bits of NVML), init_error, temperature_error (codes of NVML). The values end with the power.
+
+        Raises:
+            LabError: an unknown keyword, the box is off, or gcc is missing on the host.
+        """
+        unknown = values.keys() - native.GPU_VALUES
+        if unknown:
+            raise LabError(f"a fake GPU has no {', '.join(sorted(unknown))}", hint=", ".join(sorted(native.GPU_VALUES)))
+        library = native.library("nvml").read_bytes()
+        self.write_file(FAKE_GPU_STATE, "".join(f"{name} {value}\n" for name, value in values.items()))
+        self.write_file(FAKE_GPU_LIBRARY, library, mode=0o755)
+        self.write_file(FAKE_GPU_COMMAND, native.NVIDIA_SMI.read_bytes(), mode=0o755)
+
+    def kernel_log(self, line: str) -> None:
+        """Add a line to what `dmesg` prints in the box; ends with the power."""
+        with self.inside(FAKE_KERNEL_LOG).open("a", encoding="utf-8") as log:
+            log.write(line.rstrip("\n") + "\n")
+
+
+def _offset_text(seconds: float) -> str:
+    return f"{seconds:+.6f}".ljust(CLOCK_OFFSET_WIDTH - 1) + "\n"
