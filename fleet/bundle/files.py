@@ -30,6 +30,11 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def sha256_bytes(data: bytes) -> str:
+    """SHA-256 of bytes, hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def canonical_json(data: object) -> bytes:
     """JSON with sorted keys and no spaces: equal data has equal bytes, so its digest can name it."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
