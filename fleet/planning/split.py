@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from fleet.planning.cost import BoxCost, CostTable
 
@@ -35,7 +36,7 @@ def even_ranges(layers: int, boxes: int) -> list[Range]:
     bounds = [0]
     for index in range(boxes):
         bounds.append(bounds[-1] + share + (1 if index < rest else 0))
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))
 
 
 def split(table: CostTable, boxes: Sequence[BoxCost]) -> list[Range]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,7 +50,7 @@ def test_split_is_contiguous_complete_and_optimal(drawn: ModelCost, boxes: list[
     table = CostTable(drawn, LOAD)
     ranges = split(table, boxes)
     assert ranges[0][0] == 0 and ranges[-1][1] == table.layers
-    assert all(left[1] == right[0] for left, right in zip(ranges[:-1], ranges[1:], strict=True))
+    assert all(left[1] == right[0] for left, right in pairwise(ranges))
     best = min(measure(table, boxes, candidate) for candidate in every_split(table.layers, len(boxes)))
     mine = measure(table, boxes, ranges)
     assert mine[0] == best[0], "least missing memory"
