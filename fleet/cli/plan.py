@@ -25,13 +25,14 @@ Examples:
 @click.option("--raw", is_flag=True, help="Print the plan itself as the boxes get it (JSON).")
 def plan(inventory: Path, output: str, raw: bool) -> None:
     """Split each model over its pipeline's boxes and explain the result; changes nothing."""
-    from fleet.bundle.manifest import load_models
+    from fleet.bundle.manifest import load_manifest
+    from fleet.bundle.models import read_models
     from fleet.inventory.loader import load_site
     from fleet.planning.explain import COLUMNS, as_data, stage_row, summary
     from fleet.planning.site import forecast, plan_site
 
     site_file = load_site(inventory, resolve_secrets=False)
-    site, models = site_file.site, load_models(site_file.bundle_directory)
+    site, models = site_file.site, read_models(load_manifest(site_file.bundle_directory))
     planned = plan_site(site, models)
     if raw:
         click.echo(json.dumps(json.loads(planned.to_json()), indent=2))
