@@ -1,0 +1,111 @@
+"""Which port each process of a box listens on: the inventory's on real boxes, probed and remembered in local mode."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fleet.errors import FleetError
+from fleet.inventory.model import Role
+from fleet.inventory.sitefile import SiteFile
+from fleet.provision.state_directory import read_json, write_private_json
+
+PORTS_FILE = "ports.json"
+PORT_SEARCH = 1000  # ports tried above the wanted one before giving up
+HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class BoxPorts:
+    """TCP ports of one box; those of roles it does not have are not opened."""
+
+    ring: int
+    metrics: int
+    gateway: int
+    gateway_loopback: int
+
+
+def is_free(port: int) -> bool:
+    """Whether a process of this machine could listen on this port now; bound for a moment, on every address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))  # noqa: S104 - never listens
+        except OSError:
+            return False
+    return True
+
+
+def choose_ports(
+    site_file: SiteFile, known: Mapping[str, BoxPorts], free: Callable[[int], bool]
+) -> dict[str, BoxPorts]:
+    """Ports of every box. Boxes over ssh take the inventory's; local boxes keep what they have, or take free ones.
+
+    Args:
+        site_file: the site.
+        known: ports that local boxes were given before.
+        free: whether a port can be listened on.
+
+    Raises:
+        FleetError: no free port within PORT_SEARCH above the wanted one.
+    """
+    wanted = site_file.site.ports
+    local = [name for name, box in site_file.site.boxes.items() if box.connection == "local"]
+    taken = {port for name in local if name in known for port in asdict(known[name]).values()}
+    chosen: dict[str, BoxPorts] = {}
+
+    def take(port: int) -> int:
+        for candidate in range(port, min(port + PORT_SEARCH, HIGHEST_PORT + 1)):
+            if candidate not in taken and free(candidate):
+                taken.add(candidate)
+                return candidate
+        raise FleetError(
+            f"no free port from {port} to {min(port + PORT_SEARCH, HIGHEST_PORT + 1) - 1} on this machine",
+            hint=f"set other numbers under `ports:` in {site_file.file}",
+        )
+
+    for name, box in site_file.site.boxes.items():
+        if box.connection == "ssh":
+            chosen[name] = BoxPorts(wanted.ring, wanted.metrics, wanted.gateway, wanted.gateway_loopback)
+        elif name in known:
+            chosen[name] = known[name]
+        else:
+            chosen[name] = BoxPorts(
+                take(wanted.ring), take(wanted.metrics), take(wanted.gateway), take(wanted.gateway_loopback)
+            )
+    return chosen
+
+
+def site_ports(site_file: SiteFile, *, keep: bool) -> dict[str, BoxPorts]:
+    """Ports of every box; with `keep`, those of local boxes are remembered in `<state>/ports.json`.
+
+    Raises:
+        FleetError: as `choose_ports`; or the file is damaged.
+    """
+    path = site_file.state_directory / PORTS_FILE
+    known = _read(path)
+    ports = choose_ports(site_file, known, is_free)
+    local = {name: asdict(ports[name]) for name, box in site_file.site.boxes.items() if box.connection == "local"}
+    if keep and local:
+        write_private_json(path, {"schema": 1, "boxes": local})
+    return ports
+
+
+def gateway_box(site_file: SiteFile) -> str | None:
+    """The box that runs the gateway, or None if the site has none."""
+    boxes = site_file.boxes_with(Role.GATEWAY)
+    return boxes[0] if boxes else None
+
+
+def _read(path: Path) -> dict[str, BoxPorts]:
+    data = read_json(path)
+    if data is None:
+        return {}
+    try:
+        return {name: BoxPorts(**ports) for name, ports in data["boxes"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FleetError(
+            f"{path}: not what fleet wrote: {error}", hint=f"run `fleet down`, then remove {path}"
+        ) from error
