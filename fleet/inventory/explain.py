@@ -45,6 +45,8 @@ def explain(error: ValidationError, document: Document, origins: dict[KeyPath, K
             if path[:end] in origins:
                 told = origins[path[:end]] + path[end:]
                 break
+        if any(whole[:end] in document.spoiled for whole in (path, told) for end in range(len(whole) + 1)):
+            continue
         line = document.line_of(path[:-1] if detail["type"] == "missing" else path)
         problems.append(Problem(line, _sentence(detail, path, told, document)))
     return problems

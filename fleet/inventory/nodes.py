@@ -76,20 +76,28 @@ class Builder:
         self.nodes = 0
         self.open: list[yaml.Node] = []  # collections being built, to find an alias inside its own anchor
 
-    def problem(self, node: yaml.Node, message: str) -> None:
+    def problem(self, node: yaml.Node, message: str, spoiled: KeyPath | None = None) -> None:
+        """Note what is wrong with a node; `spoiled`: the path whose value is lost by it."""
         if len(self.document.problems) < MAX_PROBLEMS:
             self.document.problems.append(Problem(line_of_node(node), message))
+        if spoiled is not None:
+            self.document.spoiled.add(spoiled)
+
+    def room_for(self, node: yaml.Node, number: int) -> bool:
+        """Count values against `MAX_NODES`; the first one too many is a problem."""
+        before, self.nodes = self.nodes, self.nodes + number
+        if before <= MAX_NODES < self.nodes:
+            message = f"the file grows beyond {MAX_NODES} values by its aliases (`*name`): write fewer of them"
+            self.problem(node, message)
+        return self.nodes <= MAX_NODES
 
     def build(self, node: yaml.Node, path: KeyPath) -> object:
-        self.nodes += 1
-        if self.nodes > MAX_NODES:
-            if self.nodes == MAX_NODES + 1:
-                self.problem(
-                    node, f"the file grows beyond {MAX_NODES} values by its aliases (`*name`): write fewer of them"
-                )
+        """The data of a node; None, with a problem noted, if it cannot be data of an inventory."""
+        if not self.room_for(node, 1):
+            self.document.spoiled.add(path)
             return None
         if any(node is above for above in self.open):
-            self.problem(node, f"{path_text(path)}: this alias contains itself")
+            self.problem(node, f"{path_text(path)}: this alias contains itself", path)
             return None
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
@@ -101,7 +109,7 @@ class Builder:
                 return self.sequence(node, path)
         finally:
             self.open.pop()
-        self.problem(node, f"{path_text(path)}: unknown tag {_short_tag(node.tag)}: {TAGS_HINT}")
+        self.problem(node, f"{path_text(path)}: unknown tag {_short_tag(node.tag)}: {TAGS_HINT}", path)
         return None
 
     def sequence(self, node: yaml.SequenceNode, path: KeyPath) -> tuple[object, ...]:
@@ -161,10 +169,7 @@ class Builder:
                 )
             elif any(source is above for above in self.open):
                 self.problem(source, f"{path_text(path)}: this alias contains itself")
-            else:
-                self.nodes += len(source.value)
-                if self.nodes > MAX_NODES:
-                    continue
+            elif self.room_for(source, len(source.value)):
                 self.open.append(source)
                 sources.append(self.flatten(source, path))
                 self.open.pop()
@@ -197,7 +202,7 @@ class Builder:
                 return ""
             return text
         if node.tag not in (NULL, BOOL, INT, FLOAT) or not PLAIN_SCALARS[node.tag].fullmatch(text):
-            self.problem(node, f"{path_text(path)}: unknown tag {_short_tag(node.tag)}: {TAGS_HINT}")
+            self.problem(node, f"{path_text(path)}: unknown tag {_short_tag(node.tag)}: {TAGS_HINT}", path)
             return None
         self.document.sources[path] = text
         if node.tag == NULL:

@@ -16,7 +16,7 @@ from fleet.errors import ExitCode, FleetError
 
 MAX_SECRET_BYTES = 64 * 1024
 MAX_TARGET_CHARACTERS = 4096
-READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -76,22 +76,17 @@ class SecretReference(SecretStr):
         try:
             # without O_NONBLOCK a named pipe would make us wait for a writer for ever
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                _refuse_unless_private(path, os.fstat(descriptor))
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    raw = file.read(MAX_SECRET_BYTES + 1)
+            finally:
+                os.close(descriptor)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise _Unusable(
-                f"secret file {path} cannot be read ({reason}); write the secret into it, mode 0600"
+                f"secret file {path} cannot be read ({reason}): write the secret into it, mode 0600"
             ) from error
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise _Unusable(f"secret file {path} is not a regular file; name a file that holds the secret alone")
-            if status.st_mode & READABLE_BY_OTHERS:
-                mode = stat.S_IMODE(status.st_mode)
-                raise _Unusable(
-                    f"secret file {path} is open to other users (mode {mode:04o}); "
-                    f"run: chmod 600 {shlex.quote(str(path))}"
-                )
-            raw = file.read(MAX_SECRET_BYTES + 1)
         if len(raw) > MAX_SECRET_BYTES:
             raise _Unusable(f"secret file {path} is larger than {MAX_SECRET_BYTES} bytes; it should hold one secret")
         try:
@@ -120,6 +115,15 @@ class SecretReference(SecretStr):
 
     def __hash__(self) -> int:
         return hash(self.reference)
+
+
+def _refuse_unless_private(path: Path, status: os.stat_result) -> None:
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISREG(status.st_mode):
+        raise _Unusable(f"secret file {path} is not a regular file; name a file that holds the secret alone")
+    if mode & OPEN_TO_OTHERS:
+        fix = f"chmod 600 {shlex.quote(str(path))}"
+        raise _Unusable(f"secret file {path} is open to other users (mode {mode:04o}); run: {fix}")
 
 
 class _Unusable(Exception):
