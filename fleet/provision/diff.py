@@ -35,8 +35,6 @@ ChangeKind = Literal[
     "program",
 ]
 TEXT_DIFF_LIMIT_BYTES = 64 * 1024
-# pyc files written by a program that runs as the operator (local mode); they are caches, not content
-CACHE_DIRECTORY = "/__pycache__/"
 
 
 @dataclass(frozen=True)
@@ -85,16 +83,17 @@ def diff(desired: DesiredState, facts: Facts) -> Changes:
     for tree in desired.trees:
         found += _tree(tree, facts, desired)
     for environment in desired.environments:
-        found += _environment(environment, facts, desired.privileged)
+        found += _environment(environment, facts)
     for file in desired.files:
         found += _file("file", file, facts, desired.privileged, text_path=file.path)
     identity = _identity(desired.identity, facts)
     found += identity
+    issued = any(change.why not in ("mode", "owner") for change in identity)
     for link in desired.links:
         found += _link(link, facts)
     found += _supervisor(desired, facts)
     for program in desired.programs:
-        found += _program(program, facts, new_certificate=bool(identity))
+        found += _program(program, facts, new_certificate=issued)
     return tuple(found)
 
 
@@ -199,36 +198,36 @@ def _tree(tree: TreeSpec, facts: Facts, desired: DesiredState) -> Iterator[Chang
     for file in tree.files:
         yield from _file("tree-file", file, facts, desired.privileged, _text_path(file, tree, desired))
     for path in facts.extra.get(tree.path, ()):
-        if desired.privileged or CACHE_DIRECTORY not in path:
-            yield Change("tree-file", path, "extra")
+        yield Change("tree-file", path, "extra")
 
 
-def _environment(spec: EnvironmentSpec, facts: Facts, privileged: bool) -> Iterator[Change]:
+def _environment(spec: EnvironmentSpec, facts: Facts) -> Iterator[Change]:
     fact = facts.environments[spec.path]
     size = spec.uv.size_bytes + sum(wheel.size_bytes for _, wheel in spec.wheels)
     if not fact.present:
         yield Change("environment", spec.path, "missing", bytes_to_send=size)
         return
     for relative, why in fact.damaged.items():
-        path = f"{spec.path}/{relative}"
-        cache = why == "extra" and CACHE_DIRECTORY in path
-        if (privileged or (not cache and why != "owner")) and why:
-            yield Change("environment-file", path, why)
+        yield Change("environment-file", f"{spec.path}/{relative}", why)
 
 
 def _identity(spec: IdentitySpec, facts: Facts) -> list[Change]:
     fact = facts.identity
-    if not fact.key_intact:
-        return [Change("identity", spec.key_path, "missing", secret=True)]
+    attributes = ("mode", "owner")
+    if fact.key and fact.key not in attributes:  # a key that nobody vouches for: new key, and so a new certificate
+        return [Change("identity", spec.key_path, fact.key, secret=True)]
+    found = [Change("identity", spec.key_path, fact.key, secret=True)] if fact.key else []
     wanted = {
         "common_name": spec.common_name,
         "organization": spec.organization,
         "subject_alternative_names": list(spec.subject_alternative_names),
         "ca_sha256": spec.ca_sha256,
     }
-    if not fact.certificate_intact or dict(fact.recorded) != wanted:
-        return [Change("identity", spec.certificate_path, "certificate", fact.certificate_sha256)]
-    return []
+    if dict(fact.recorded) != wanted or (fact.certificate and fact.certificate not in attributes):
+        found.append(Change("identity", spec.certificate_path, "certificate", fact.certificate_sha256))
+    elif fact.certificate:
+        found.append(Change("identity", spec.certificate_path, fact.certificate))
+    return found
 
 
 def _link(spec: LinkSpec, facts: Facts) -> Iterator[Change]:

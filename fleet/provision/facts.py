@@ -51,17 +51,17 @@ class EnvironmentFact:
 
 @dataclass(frozen=True)
 class IdentityFact:
-    """The box's key and certificate against what was recorded when the certificate came.
+    """The box's key and certificate against what was recorded when they came.
 
     Attributes:
-        key_intact, certificate_intact: present, right mode and owner, and the bytes that were recorded.
+        key, certificate: "" when intact, otherwise "missing", "content", "mode" or "owner".
         recorded: the request that the certificate answers: {"common_name", "organization",
             "subject_alternative_names", "ca_sha256"}, empty if there is none.
         certificate_sha256: digest of the certificate file, "" if there is none.
     """
 
-    key_intact: bool = False
-    certificate_intact: bool = False
+    key: str = "missing"
+    certificate: str = "missing"
     recorded: Mapping[str, Any] = field(default_factory=dict)
     certificate_sha256: str = ""
 
@@ -90,7 +90,7 @@ class SystemFact:
 
     Attributes:
         architecture: as `uname -m`. python: "3.11.2". cores: usable CPUs.
-        clock_unix_seconds: the box's wall clock when asked; round_trip_seconds: how long the answer took.
+        clock_unix_seconds: the box's wall clock when it answered.
         disk_free_bytes: below the prefix, for an unprivileged writer.
     """
 

@@ -17,18 +17,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import getpass
+import socket
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
+from typing import Any, NoReturn
 
+from fleet.errors import ExitCode
 from fleet.inventory.sitefile import SiteFile
-from fleet.provision.desired import DesiredState
-from fleet.provision.diff import Changes
-from fleet.provision.facts import Facts
+from fleet.provision.agent.wire import MAX_BODY_BYTES, Message, Reader, WireError, encode
+from fleet.provision.desired import Content, DesiredState
+from fleet.provision.diff import Changes, texts_wanted
+from fleet.provision.facts import Facts, facts_from_json
+from fleet.provision.transport import Transport, agent_program, open_transport
+from fleet.ssh.deadlines import Deadlines
+from fleet.ssh.results import BoxError, BoxUnreachable
 from fleet.ssh.site import SshSite
 
 Report = Callable[[str], None]  # one line of progress
 Sign = Callable[[str], str]  # certificate request (PEM) → certificate (PEM), by the site CA
+PROGRESS_SECONDS = 5.0  # a long transfer says how far it is
+WORTH_COMPRESSING = 0.8  # of the first chunk's size; wheels and weights stay above it
+EXIT_CODES = {"failed": ExitCode.FAILED, "locked": ExitCode.LOCKED, "rolled-back": ExitCode.ROLLED_BACK}
 
 
 @dataclass(frozen=True)
@@ -46,8 +62,49 @@ class ApplyResult:
     bytes_sent: int
 
 
+def spec_json(desired: DesiredState) -> dict[str, Any]:
+    """The desired state as the agent gets it: everything but the contents, which travel only when they differ."""
+
+    def bare(value: Any) -> Any:
+        if isinstance(value, dict):
+            flat = {key: bare(item) for key, item in value.items() if key not in ("content", "data", "file")}
+            content = value.get("content")
+            return flat | {key: content[key] for key in ("sha256", "size_bytes")} if content else flat
+        return [bare(item) for item in value] if isinstance(value, list | tuple) else value
+
+    spec: dict[str, Any] = bare(asdict(desired))
+    for environment, wanted in zip(spec["environments"], desired.environments, strict=True):
+        environment["wheels"] = [
+            {"name": name, "sha256": content.sha256, "size_bytes": content.size_bytes}
+            for name, content in wanted.wheels
+        ]
+    return spec
+
+
+def _contents(desired: DesiredState) -> dict[str, Content]:
+    """Every content of a desired state by digest."""
+    files = [*desired.files, *(file for tree in desired.trees for file in tree.files)]
+    contents = [file.content for file in files]
+    for environment in desired.environments:
+        contents += [environment.uv, *(wheel for _, wheel in environment.wheels)]
+    return {content.sha256: content for content in contents}
+
+
 class BoxSession:
     """One agent on one box. Use as a context manager; leaving it ends the agent and closes the connection."""
+
+    def __init__(
+        self, box: str, transport: Transport, deadlines: Deadlines, report: Report, closing: ExitStack
+    ) -> None:
+        self._box = box
+        self._transport = transport
+        self._deadlines = deadlines
+        self._report = report
+        self._closing = closing
+        self._reader = Reader(transport.receive)
+        self._step = "start"
+        self._bytes_sent = 0
+        self._send(agent_program())
 
     def facts(self, desired: DesiredState, *, texts: bool = False, hold_lock: bool = True) -> Facts:
         """Ask what the box has of what is managed. Writes nothing on the box, but the run lock below /run.
@@ -59,16 +116,38 @@ class BoxSession:
         Raises:
             BoxError: locked by another run (exit code 4), or the agent failed. BoxUnreachable: silence.
         """
-        raise NotImplementedError
+        self._request(
+            {
+                "op": "facts",
+                "spec": spec_json(desired),
+                "texts": texts_wanted(desired) if texts else [],
+                "lock": hold_lock,
+                "holder": _holder(),
+            }
+        )
+        return facts_from_json(self._answer("facts")["facts"])
 
     def apply(self, desired: DesiredState, changes: Changes, *, sign: Sign) -> ApplyResult:
-        """Make the changes, activate, and wait for the health gate.
+        """Make the changes, activate, and wait for the health gate. `facts` of the same desired state came before.
 
         Raises:
             BoxError: a step failed; exit code 5 if the health gate failed and the previous release is active again
                 (`detail` holds the failed programs' logs).
         """
-        raise NotImplementedError
+        self._bytes_sent = 0
+        items = [{"kind": change.kind, "path": change.path, "why": change.why} for change in changes]
+        self._request({"op": "apply", "changes": items})
+        contents = _contents(desired)
+        while True:
+            message = self._next()
+            if message["op"] == "want":
+                self._send_contents([contents[item["sha256"]] for item in message["contents"]])
+            elif message["op"] == "certificate-request":
+                self._request({"op": "certificate", "certificate": sign(message["request"])})
+            elif message["op"] == "applied":
+                return ApplyResult(len(changes), tuple(message["started"]), self._bytes_sent)
+            else:
+                raise WireError(f"unexpected {message['op']} while applying")
 
     def stop(self, desired: DesiredState) -> tuple[str, ...]:
         """Shut supervisord and its programs down, and wait until their processes are gone.
@@ -76,7 +155,8 @@ class BoxSession:
         Returns:
             Names of the programs that were stopped; empty if nothing ran.
         """
-        raise NotImplementedError
+        self._request({"op": "stop", "spec": spec_json(desired), "holder": _holder()})
+        return tuple(self._answer("stopped")["programs"])
 
     def __enter__(self) -> BoxSession:
         return self
@@ -84,7 +164,156 @@ class BoxSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        raise NotImplementedError
+        self._closing.close()
+
+    def _request(self, message: Message) -> None:
+        self._send(encode(message))
+
+    def _answer(self, operation: str) -> Message:
+        message = self._next()
+        if message["op"] != operation:
+            raise WireError(f"expected {operation}, got {message['op']}")
+        return message
+
+    def _send(self, data: bytes) -> None:
+        """Send under the deadlines of silence and step. A box that closed first has said why: that is raised."""
+        watchdog = self._transport.watchdog
+        watchdog.arm("quiet", self._deadlines.quiet_seconds)
+        watchdog.arm("step", self._deadlines.step_seconds)
+        try:
+            self._transport.send(data)
+        except OSError:
+            while True:  # ends by raising the agent's error, or the broken connection
+                self._next()
+        finally:
+            watchdog.disarm("quiet")
+            watchdog.disarm("step")
+
+    def _next(self) -> Message:
+        """The next message that is no progress, waiting under the deadlines of silence and step."""
+        watchdog = self._transport.watchdog
+        watchdog.arm("step", self._deadlines.step_seconds)
+        try:
+            while True:
+                watchdog.arm("quiet", self._deadlines.quiet_seconds)
+                try:
+                    message, _ = self._reader.next()
+                except (EOFError, OSError) as error:
+                    self._broken(error)
+                if message["op"] == "step":
+                    self._step = message["text"]
+                    self._report(self._step)
+                    watchdog.arm("step", self._deadlines.step_seconds)
+                elif message["op"] == "waiting":
+                    waits = message["text"] or "it to end"
+                    self._report(f"{message['step']}: waits for {waits} ({message['seconds']} s)")
+                elif message["op"] == "error":
+                    self._raise(message)
+                else:
+                    return message
+        finally:
+            watchdog.disarm("quiet")
+            watchdog.disarm("step")
+
+    def _broken(self, error: BaseException) -> NoReturn:
+        """The connection ended without an answer: say which deadline passed, or what the box printed."""
+        watchdog = self._transport.watchdog
+        again = "check power and cable, then provision again"
+        if watchdog.expired:
+            text = {"quiet": "the box was silent", "step": "the step did not end"}[watchdog.expired]
+            message = f"{text} for {watchdog.expired_seconds:g} s; the connection was closed"
+            raise BoxUnreachable(self._box, self._step, message, hint=again) from error
+        status, printed = self._transport.finish()
+        if status is None or status < 0:
+            raise BoxUnreachable(self._box, self._step, "the connection broke", hint=again) from error
+        raise _start_error(self._box, self._step, status, printed.strip()) from error
+
+    def _raise(self, message: Message) -> NoReturn:
+        if message["kind"] == "bug":
+            with tempfile.NamedTemporaryFile(
+                "w", prefix=f"fleet-bug-{self._box}-", suffix=".txt", delete=False
+            ) as file:
+                file.write(message["detail"])
+            raise BoxError(
+                self._box,
+                message["step"],
+                f"a bug in fleet's agent: {message['message']}",
+                hint=f"send {file.name} to the maintainers with the command you typed",
+            )
+        raise BoxError(
+            self._box,
+            message["step"],
+            message["message"],
+            hint=message["hint"],
+            exit_code=EXIT_CODES[message["kind"]],
+            detail=message["detail"],
+        )
+
+    def _send_contents(self, contents: list[Content]) -> None:
+        """One stream: a header and chunks a content, each chunk compressed where that pays."""
+        total = sum(content.size_bytes for content in contents)
+        done, told = 0, time.monotonic()
+        for content in contents:
+            shared = self._transport.shares_files and content.file is not None
+            header = {"op": "content", "sha256": content.sha256} | ({"file": str(content.file)} if shared else {})
+            self._request(header)
+            for message, chunk in [] if shared else _chunks(content):
+                data = encode(message, chunk)
+                self._send(data)
+                self._bytes_sent += len(data)
+                done += message["bytes"]
+                if time.monotonic() - told >= PROGRESS_SECONDS:
+                    told = time.monotonic()
+                    self._report(f"{self._step}: sent {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
+
+def _chunks(content: Content) -> Iterator[tuple[Message, bytes]]:
+    """A content as chunk messages; whether it is compressed is decided by its first chunk.
+
+    Raises:
+        FleetError: by way of OSError, if the bundle's file is gone.
+    """
+    compress: bool | None = None
+    left = content.size_bytes
+    for raw in _raw_chunks(content):
+        left -= len(raw)
+        packed = zlib.compress(raw, 1) if compress is not False else raw
+        if compress is None:
+            compress = len(packed) < WORTH_COMPRESSING * len(raw)
+        body = packed if compress else raw
+        yield {"op": "chunk", "zlib": compress, "last": left <= 0, "bytes": len(raw)}, body
+    if left > 0 or content.size_bytes == 0:
+        yield {"op": "chunk", "zlib": False, "last": True, "bytes": 0}, b""
+
+
+def _raw_chunks(content: Content) -> Iterator[bytes]:
+    chunk_bytes = MAX_BODY_BYTES // 2  # compressed bytes that do not compress are a little longer
+    if content.data is not None:
+        for start in range(0, len(content.data), chunk_bytes):
+            yield content.data[start : start + chunk_bytes]
+        return
+    with Path(str(content.file)).open("rb") as file:
+        while chunk := file.read(chunk_bytes):
+            yield chunk
+
+
+def _holder() -> str:
+    return f"{getpass.getuser()} on {socket.gethostname()}"
+
+
+def _start_error(box: str, step: str, status: int, printed: str) -> BoxError:
+    """Why the agent did not start, from what sudo, the shell or Python printed."""
+    last = printed.splitlines()[-1] if printed else "nothing printed"
+    if "sudo:" in printed and ("password" in printed or "terminal" in printed or "tty" in printed):
+        return BoxError(
+            box,
+            "sudo",
+            f"sudo asks for a password ({last}), expected NOPASSWD",
+            hint="allow it in /etc/sudoers.d on the box (NOPASSWD: ALL), or set user: root",
+        )
+    if status == 127:
+        return BoxError(box, step, f"no python3 on the box ({last})", hint="apt-get install python3  (on the box)")
+    return BoxError(box, step, f"the agent ended with {status}: {last}", detail=printed)
 
 
 def open_session(site_file: SiteFile, box: str, ssh: SshSite, report: Report) -> BoxSession:
@@ -94,4 +323,8 @@ def open_session(site_file: SiteFile, box: str, ssh: SshSite, report: Report) ->
         BoxUnreachable: no connection within its deadlines. BoxError: host key changed, sudo asks for a password,
             no usable Python.
     """
-    raise NotImplementedError
+    with ExitStack() as stack:
+        transport = stack.enter_context(open_transport(site_file, box, ssh))
+        stack.enter_context(ssh.cancellation.closing(transport.abort))
+        return BoxSession(box, transport, ssh.deadlines, report, stack.pop_all())
+    raise AssertionError("unreachable")

@@ -21,9 +21,7 @@ class SshSite:
     cancellation: Cancellation
 
     @classmethod
-    def of(
-        cls, site_file: SiteFile, *, report: Callable[[str], None], accept_host_keys: Iterable[str] = ()
-    ) -> SshSite:
+    def of(cls, site_file: SiteFile, *, report: Callable[[str], None], accept_host_keys: Iterable[str] = ()) -> SshSite:
         """From the inventory.
 
         Args:

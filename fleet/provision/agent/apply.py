@@ -1,0 +1,141 @@
+"""Making the changes that the operator found, in the order that never leaves a box without a release to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fleet.provision.agent import environments, identity, mending, trees
+from fleet.provision.agent.activation import Backup, activate
+from fleet.provision.agent.errors import AgentError
+from fleet.provision.agent.paths import Ownership, group_name, make_parents, path_fact, remove, user_name
+from fleet.provision.agent.peer import Peer
+from fleet.provision.agent.record import Record
+from fleet.provision.agent.system import command
+
+Spec = dict[str, Any]
+ACTIVATING_KINDS = ("link", "supervisor", "program")
+SEND_CONTENT = {"missing", "kind", "content"}
+
+
+class Application:
+    """One apply.
+
+    Args:
+        spec: the desired state without contents.
+        changes: [{"kind", "path", "why"}] of `fleet.provision.diff`.
+    """
+
+    def __init__(self, spec: Spec, changes: list[Spec], peer: Peer) -> None:
+        self._spec = spec
+        self._changes = changes
+        self._peer = peer
+        self._ownership = Ownership(spec["privileged"])
+        self._record = Record(spec["prefix"], spec["privileged"])
+        self._backup = Backup()
+
+    def run(self) -> list[str]:
+        """Apply everything; returns the programs that were started.
+
+        Raises:
+            AgentError: a step failed. EOFError: the operator is gone; what arrived is kept for the next run.
+        """
+        self._packages()
+        self._user()
+        self._directories()
+        self._trees()
+        self._environments()
+        self._files()
+        self._identity()
+        if self._of(*ACTIVATING_KINDS):
+            return activate(self._spec, self._changes, self._backup, self._peer, self._ownership, self._record)
+        return []
+
+    def _of(self, *kinds: str) -> dict[str, str]:
+        """Changes of some kinds: path → why."""
+        return {change["path"]: change["why"] for change in self._changes if change["kind"] in kinds}
+
+    def _packages(self) -> None:
+        missing = self._of("package")
+        if missing:
+            raise AgentError(
+                "packages",
+                f"Debian packages are missing: {', '.join(missing)}",
+                hint=f"apt-get install --no-install-recommends {' '.join(missing)}  (on the box)",
+            )
+
+    def _user(self) -> None:
+        for name in self._of("user"):
+            self._peer.step(f"user {name}")
+            argv = ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
+            command("user", [*argv, "--shell", "/usr/sbin/nologin", name])
+
+    def _directories(self) -> None:
+        changes = self._of("directory")
+        for spec in self._spec["directories"]:
+            if spec["path"] not in changes:
+                continue
+            self._peer.step(f"directory {spec['path']}")
+            if path_fact(spec["path"])["kind"] not in ("directory", "missing"):
+                remove(spec["path"])
+            make_parents(f"{spec['path']}/child")
+            self._ownership.set(spec["path"], spec["mode"], spec["owner"], spec["group"])
+
+    def _trees(self) -> None:
+        changes, file_changes = self._of("tree"), self._of("tree-file")
+        for tree in self._spec["trees"]:
+            if tree["path"] in changes:
+                self._peer.step(f"tree {tree['path']}")
+                trees.build(tree, self._peer, self._ownership)
+                continue
+            damaged = [(spec, file_changes[spec["path"]]) for spec in tree["files"] if spec["path"] in file_changes]
+            extra = [
+                path for path, why in file_changes.items() if why == "extra" and path.startswith(tree["path"] + "/")
+            ]
+            if damaged or extra:
+                self._peer.step(f"mend {tree['path']}")
+                trees.mend(damaged, self._peer, self._ownership)
+                trees.remove_strangers(extra)
+
+    def _environments(self) -> None:
+        whole, files = self._of("environment"), self._of("environment-file")
+        for spec in self._spec["environments"]:
+            prefix = spec["path"] + "/"
+            damaged = {path[len(prefix) :]: why for path, why in files.items() if path.startswith(prefix)}
+            if damaged:
+                self._peer.step(f"mend {spec['path']}")
+                mended = mending.mend(spec, damaged, self._peer, self._ownership, self._record)
+            if spec["path"] in whole or (damaged and not mended):
+                self._peer.step(f"environment {spec['path']}")
+                environments.build(spec, self._spec["prefix"], self._peer, self._ownership, self._record)
+
+    def _files(self) -> None:
+        changes = self._of("file")
+        damaged = [(spec, changes[spec["path"]]) for spec in self._spec["files"] if spec["path"] in changes]
+        if not damaged:
+            return
+        self._peer.step(f"files: {len(damaged)}")
+        if self._of(*ACTIVATING_KINDS):
+            for spec, why in damaged:
+                if SEND_CONTENT & set(why.split(", ")):
+                    self._backup.keep_file(spec["path"], spec["mode"], spec["owner"], spec["group"])
+        trees.mend(damaged, self._peer, self._ownership)
+
+    def _identity(self) -> None:
+        changes = self._of("identity")
+        if not changes:
+            return
+        spec = self._spec["identity"]
+        owner = identity.owner_of(self._spec)
+        group = group_name(0) if owner == user_name(0) else owner
+        self._peer.step("identity")
+        if set(changes.values()) <= {"mode", "owner"}:
+            identity.set_attributes(spec, owner, group, self._ownership)
+            return
+        if changes.get(spec["key_path"]) in ("missing", "content"):
+            identity.make_key(spec, owner, group, self._ownership, self._record)
+        self._peer.waits_for("the certificate from the operator's side")
+        self._peer.send({"op": "certificate-request", "request": identity.make_request(spec)})
+        answer = self._peer.receive()
+        identity.store_certificate(spec, answer["certificate"], owner, group, self._ownership, self._record)
+        if "mode" in changes.values() or "owner" in changes.values():
+            identity.set_attributes(spec, owner, group, self._ownership)

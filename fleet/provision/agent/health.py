@@ -1,0 +1,87 @@
+"""The health gate: after a start, every program must say that it is healthy before its deadline."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Literal
+
+from fleet.provision.agent.peer import Peer
+from fleet.provision.agent.rpc import SupervisorRpc, ask_health
+
+POLL_SECONDS = 0.25
+LOG_TAIL_BYTES = 16 * 1024
+Verdict = Literal["healthy", "waiting", "failed"]
+
+
+def judge(program: dict[str, Any], info: dict[str, Any] | None, health: dict[str, Any] | None) -> tuple[Verdict, str]:
+    """Pure: what a program's state means.
+
+    Args:
+        program: its specification. info: supervisord's ProcessInfo, None if it does not know the program.
+        health: the answer of its admin socket, None if not asked.
+    """
+    if info is None:
+        return "failed", "not in supervisord's configuration"
+    state = info["statename"]
+    if state == "FATAL":
+        return "failed", f"supervisord gave up starting it ({info['spawnerr'] or 'it ends too quickly'})"
+    if state != "RUNNING":
+        return "waiting", f"is {state} in supervisord"
+    if health is None:
+        return "healthy", "is RUNNING"
+    expected = " or ".join(program["health_states"])
+    if "error" in health:
+        return "waiting", f"does not answer yet ({health['error']}), expected {expected}"
+    reported = health.get("state")
+    if reported in program["health_states"]:
+        return "healthy", f"is {reported}"
+    reason = f" ({health['reason']})" if health.get("reason") else ""
+    return "failed" if reported == "failed" else "waiting", f"says {reported}{reason}, expected {expected}"
+
+
+def look(spec: dict[str, Any]) -> dict[str, tuple[Verdict, str]]:
+    """Ask once: program → verdict and what was seen."""
+    infos = SupervisorRpc(spec["supervisor"]["socket"]).programs()
+    verdicts = {}
+    for program in spec["programs"]:
+        info = infos.get(program["name"])
+        running = info is not None and info["statename"] == "RUNNING"
+        health = ask_health(program["health_socket"]) if running and program["health_socket"] else None
+        verdicts[program["name"]] = judge(program, info, health)
+    return verdicts
+
+
+def wait_healthy(spec: dict[str, Any], peer: Peer) -> dict[str, str]:
+    """Wait until every program is healthy, one has failed for good, or `health_gate_seconds` have passed.
+
+    Returns:
+        Program → what is wrong with it; empty when all are healthy.
+    """
+    deadline = time.monotonic() + spec["health_gate_seconds"]
+    while True:
+        verdicts = look(spec)
+        wrong = {name: text for name, (verdict, text) in verdicts.items() if verdict != "healthy"}
+        failed = any(verdict == "failed" for verdict, _ in verdicts.values())
+        if not wrong or failed or time.monotonic() > deadline:
+            return wrong
+        peer.waits_for("; ".join(f"{name} {text}" for name, text in wrong.items()))
+        time.sleep(POLL_SECONDS)
+
+
+def log_tails(spec: dict[str, Any], names: list[str]) -> str:
+    """The last lines of programs' logs, each under a heading; collected before anything is rolled back."""
+    infos = SupervisorRpc(spec["supervisor"]["socket"]).programs()
+    parts = []
+    for name in names:
+        files = {infos[name][key] for key in ("stdout_logfile", "stderr_logfile")} if name in infos else set()
+        for path in sorted(filter(None, files)):
+            if os.path.isfile(path):
+                parts.append(f"==> {name}: {path} <==\n{_tail(path)}")
+    return "\n".join(parts)
+
+
+def _tail(path: str) -> str:
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - LOG_TAIL_BYTES))
+        return file.read(LOG_TAIL_BYTES).decode(errors="replace")

@@ -1,0 +1,126 @@
+"""The agent's loop: one request after the other from stdin, answers on stdout, until the operator is gone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any, BinaryIO
+
+from fleet.provision.agent import inspect, lock, supervise
+from fleet.provision.agent.apply import Application
+from fleet.provision.agent.errors import AgentError
+from fleet.provision.agent.peer import Peer
+from fleet.provision.agent.wire import Message, Reader, Writer
+
+
+class Agent:
+    """Keeps the desired state (without contents) and the run lock between requests."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._spec: dict[str, Any] = {}
+        self._lock: int | None = None
+
+    def answer(self, request: Message) -> Message:
+        """One request: "facts" comes first and brings the desired state."""
+        operation = request["op"]
+        if operation == "facts":
+            self._spec = request["spec"]
+            self._check_root()
+            if request["lock"]:
+                self._take_lock(request["holder"])
+            self._peer.step("facts")
+            self._peer.waits_for("the digests of everything managed")
+            return {"op": "facts", "facts": inspect.collect(self._spec, request["texts"])}
+        if operation == "apply":
+            return {"op": "applied", "started": Application(self._spec, request["changes"], self._peer).run()}
+        if operation == "stop":
+            self._spec = request["spec"]
+            self._check_root()
+            self._take_lock(request["holder"])
+            self._peer.step("stop")
+            return {"op": "stopped", "programs": supervise.shut_down(self._spec["supervisor"], self._peer)}
+        raise ValueError(f"unknown request {operation}")
+
+    def _check_root(self) -> None:
+        if self._spec["privileged"] and os.geteuid() != 0:
+            raise AgentError(
+                "start", f"runs as user {os.geteuid()}, expected root", hint="user: root, or passwordless sudo"
+            )
+
+    def _take_lock(self, holder: str) -> None:
+        if self._lock is None:
+            path = lock.lock_path(self._spec["privileged"], self._spec["supervisor"]["socket"])
+            self._lock = lock.take(path, holder)
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer requests until the end of input. Failures are answers, too; a bug of ours travels with its traceback."""
+    read1: Any = requests
+    peer = Peer(Reader(read1.read1), Writer(_whole(answers)))
+    agent = Agent(peer)
+    try:
+        while True:
+            request = peer.receive()
+            try:
+                peer.send(agent.answer(request))
+            except AgentError as error:
+                peer.send(
+                    {
+                        "op": "error",
+                        "kind": error.kind,
+                        "step": error.step,
+                        "message": error.message,
+                        "hint": error.hint,
+                        "detail": error.detail,
+                    }
+                )
+            except OSError as error:  # the disk is full, read-only or broken: the box's trouble, not a bug
+                place = f"{error.filename}: " if error.filename else ""
+                message = f"{place}{error.strerror or error}"
+                hint = "look at the box's disk: df -h; dmesg | tail"
+                peer.send(
+                    {
+                        "op": "error",
+                        "kind": "failed",
+                        "step": peer.present_step,
+                        "message": message,
+                        "hint": hint,
+                        "detail": traceback.format_exc(),
+                    }
+                )
+    except EOFError:
+        pass  # the operator is done, or gone
+    except Exception as error:  # a bug of ours: the operator's side writes it to a file
+        text = f"{type(error).__name__}: {error}"
+        peer.send(
+            {
+                "op": "error",
+                "kind": "bug",
+                "step": peer.present_step,
+                "message": text,
+                "hint": "",
+                "detail": traceback.format_exc(),
+            }
+        )
+    finally:
+        peer.close()
+
+
+def _whole(stream: BinaryIO) -> Any:
+    def write(data: bytes) -> None:
+        stream.write(data)
+        stream.flush()
+
+    return write
+
+
+def main() -> None:
+    """Speak over stdin and stdout; whatever else prints goes to stderr and can't disturb the conversation."""
+    os.umask(0o022)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, answers)
+    sys.stderr.flush()
+    os._exit(0)  # a pipe that the operator closed must not make Python complain while it ends

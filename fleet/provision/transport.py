@@ -1,0 +1,152 @@
+"""How the agent gets to a box: over an ssh channel, or as a process of this machine (`connection: local`). Both carry
+the same program and the same messages."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import zlib
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import fleet.provision.agent
+from fleet.inventory.sitefile import SiteFile
+from fleet.ssh.site import SshSite
+from fleet.ssh.watchdog import Watchdog
+
+AGENT_PACKAGE = "fleet.provision.agent"
+# Reads the length of the program, the program, and runs it: nothing is written to the box's disk.
+BOOTSTRAP = (
+    "import sys,zlib;i=sys.stdin.buffer;"
+    "exec(compile(zlib.decompress(i.read(int(i.readline()))),'<fleet agent>','exec'))"
+)
+# Makes the agent's modules importable from memory. `{sources!r}` maps module name to source.
+LOADER = """
+import importlib.abc, importlib.util, sys
+SOURCES = {sources!r}
+class Loader(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    def find_spec(self, name, path, target=None):
+        if name in SOURCES:
+            return importlib.util.spec_from_loader(name, self, is_package=self.is_package(name))
+    def is_package(self, name):
+        return any(other.startswith(name + ".") for other in SOURCES)
+    def get_source(self, name):
+        return SOURCES[name]
+sys.meta_path.insert(0, Loader())
+from fleet.provision.agent.main import main
+main()
+"""
+AGENT_ARGUMENTS = ["-I", "-B", "-c", BOOTSTRAP]
+END_SECONDS = 5.0  # a local agent ends by itself when its input ends
+STDERR_BYTES = 64 * 1024
+
+
+class Transport(AbstractContextManager["Transport"], Protocol):
+    """Bytes to and from an agent that was started.
+
+    Attributes:
+        watchdog: ends the transport when an armed deadline passes.
+        shares_files: operator and box are one machine; content may be named by its path.
+    """
+
+    watchdog: Watchdog
+    shares_files: bool
+
+    def send(self, data: bytes) -> None:
+        """Send all; raises OSError when the transport is closed."""
+
+    def receive(self, maximum: int) -> bytes:
+        """1..maximum bytes; b"" at the end."""
+
+    def finish(self) -> tuple[int | None, str]:
+        """After the end: (exit status, stderr); status None if the connection broke."""
+
+    def abort(self) -> None:
+        """Close from another thread."""
+
+
+@functools.cache
+def agent_program() -> bytes:
+    """The agent as one message: its length in decimal, a newline, the compressed source."""
+    directory = Path(fleet.provision.agent.__file__).parent
+    sources = {"fleet": "", "fleet.provision": ""}
+    for file in sorted(directory.glob("*.py")):
+        name = AGENT_PACKAGE if file.stem == "__init__" else f"{AGENT_PACKAGE}.{file.stem}"
+        sources[name] = file.read_text(encoding="utf-8")
+    program = zlib.compress(LOADER.format(sources=sources).encode(), 9)
+    return b"%d\n" % len(program) + program
+
+
+class LocalProcess:
+    """An agent as a child process, in a session of its own, so that Ctrl-C reaches only the operator's side."""
+
+    shares_files = True
+
+    def __init__(self, argv: list[str]) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101 - asked for above
+        self._in, self._out = self._process.stdin, self._process.stdout
+        self.watchdog = Watchdog(self.abort)
+
+    def send(self, data: bytes) -> None:
+        """See Transport."""
+        view = memoryview(data)
+        while view:
+            view = view[self._in.write(view) or 0 :]
+
+    def receive(self, maximum: int) -> bytes:
+        """See Transport."""
+        return self._out.read(maximum) or b""
+
+    def finish(self) -> tuple[int | None, str]:
+        """See Transport."""
+        status = self._process.wait(END_SECONDS)
+        self._stderr.seek(0)
+        return status, self._stderr.read(STDERR_BYTES).decode(errors="replace")
+
+    def abort(self) -> None:
+        """Kill the agent; the kernel frees its locks, what arrived stays for the next run."""
+        if self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    def __enter__(self) -> LocalProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.watchdog.stop()
+        self._in.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.abort()
+            self._process.wait()
+        self._out.close()
+        self._stderr.close()
+
+
+def open_transport(site_file: SiteFile, name: str, ssh: SshSite) -> Transport:
+    """Start an agent on a box; the program itself is sent by the session.
+
+    Raises:
+        BoxError, BoxUnreachable: see `fleet.ssh.connection.open_channel`.
+    """
+    box = site_file.site.boxes[name]
+    if box.connection == "local":
+        return LocalProcess([sys.executable, *AGENT_ARGUMENTS])
+    from fleet.ssh.connection import SshTarget, open_channel
+
+    identity_file = None if box.identity_file is None else str(site_file.resolve(box.identity_file))
+    return open_channel(SshTarget.of(name, box, identity_file), ssh, ["python3", *AGENT_ARGUMENTS])
