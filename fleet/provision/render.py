@@ -220,6 +220,7 @@ def _supervisor(
     if not layout.local:
         text = render_unit(
             python=python,
+            prefix=layout.prefix,
             config_path=layout.supervisor_config,
             user=SERVICE_USER,
             stop_seconds=_stop_seconds(site_file) + SUPERVISOR_STOP_MARGIN_SECONDS,

@@ -20,17 +20,19 @@ def quote(word: str) -> str:
     return f'"{plain}"'
 
 
-def render_unit(*, python: str, config_path: str, user: str, stop_seconds: int) -> str:
+def render_unit(*, python: str, prefix: str, config_path: str, user: str, stop_seconds: int) -> str:
     """The text of `fleet-supervisord.service`.
 
     Args:
         python: interpreter that has supervisor.
+        prefix: root of everything on the box; stays writable wherever it lies.
         config_path: supervisord.conf.
         user: service user; supervisord and every program run as it, nothing runs as root.
         stop_seconds: systemd kills what is left of the control group after that.
 
     `OOMPolicy=continue`: when the kernel kills one program for memory, supervisord and the others live on.
-    Hardening is limited to what cannot break compute, sensors or GPUs: no device, /proc or /sys restriction.
+    Hardening is limited to what cannot break compute, sensors, GPUs or an unusual prefix: no restriction of devices,
+    /proc, /sys, /home or /tmp.
     """
     command = " ".join(
         quote(word) for word in (python, "-m", "supervisor.supervisord", "--nodaemon", "--configuration", config_path)
@@ -57,9 +59,8 @@ RuntimeDirectoryMode=0700
 UMask=0027
 LimitNOFILE=16384
 NoNewPrivileges=yes
-ProtectHome=yes
 ProtectSystem=true
-PrivateTmp=yes
+ReadWritePaths={quote(prefix)}
 RestrictSUIDSGID=yes
 LockPersonality=yes
 

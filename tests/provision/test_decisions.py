@@ -1,0 +1,262 @@
+"""Small decisions of a run: ports, epoch, keys, gate, what a box must have before it is written to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import stat
+import zipfile
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.errors import ExitCode, FleetError
+from fleet.planning.plan import Plan
+from fleet.provision.diff import Change
+from fleet.provision.facts import Facts, SystemFact
+from fleet.provision.ports import choose_ports, is_free, site_ports
+from fleet.provision.release import digest_of, read_library
+from fleet.provision.render import render
+from fleet.provision.rollout import gate_skipped
+from fleet.provision.rollout_checks import check_box
+from fleet.provision.rollout_down import require_local
+from fleet.provision.rollout_state import (
+    api_keys_file,
+    client_key,
+    endpoints,
+    last_failures,
+    next_plan,
+    remember_failures,
+    site_plan,
+)
+from fleet.provision.state_directory import read_json, site_lock, write_private
+from fleet.ssh.results import BoxError, HostResult, HostStatus
+from tests.provision.sites import make_inputs, make_plan, write_bundle, write_site
+
+
+def test_local_ports_are_apart_and_a_second_run_keeps_them(tmp_path: Path) -> None:
+    site_file = write_site(tmp_path, connection="local")
+    first = site_ports(site_file, keep=True)
+    used = [port for ports in first.values() for port in asdict(ports).values()]
+    assert len(set(used)) == len(used)
+    with socket.socket() as busy:  # what it took is busy while the site runs, and stays its own
+        busy.bind(("127.0.0.1", first["box1"].ring))
+        busy.listen()
+        assert not is_free(first["box1"].ring)
+        assert site_ports(site_file, keep=True) == first
+
+
+def test_a_busy_port_is_passed_over(tmp_path: Path) -> None:
+    site_file = write_site(tmp_path, connection="local")
+    ports = choose_ports(site_file, {}, lambda port: port != 7401)
+    assert [ports[box].ring for box in ("box1", "box2")] == [7402, 7404]
+    assert ports["box1"].metrics == 7403
+
+
+def test_no_free_port_is_an_error_with_numbers(tmp_path: Path) -> None:
+    site_file = write_site(tmp_path, connection="local")
+    with pytest.raises(FleetError, match="no free port from 7401 to 8400"):
+        choose_ports(site_file, {}, lambda port: False)
+
+
+def test_looking_keeps_no_ports(tmp_path: Path) -> None:
+    site_file = write_site(tmp_path, connection="local")
+    site_ports(site_file, keep=False)
+    assert not site_file.state_directory.exists()
+
+
+def test_ssh_boxes_take_the_inventorys_ports(tmp_path: Path) -> None:
+    site_file = write_site(tmp_path, more="ports: {ring: 9000}\n")
+    assert {ports.ring for ports in site_ports(site_file, keep=True).values()} == {9000}
+    assert not (site_file.state_directory / "ports.json").exists()
+
+
+def test_the_epoch_rises_only_when_the_plan_changes(tmp_path: Path) -> None:
+    assert site_plan(tmp_path, make_plan(), keep=False).epoch == 1
+    assert not list(tmp_path.iterdir())
+    assert [site_plan(tmp_path, make_plan(), keep=True).epoch for _ in range(2)] == [1, 1]
+    assert site_plan(tmp_path, make_plan(last=7), keep=False).epoch == 2
+    assert [site_plan(tmp_path, make_plan(last=7), keep=True).epoch for _ in range(2)] == [2, 2]
+    assert site_plan(tmp_path, make_plan(), keep=True).epoch == 3
+
+
+@given(epochs=st.lists(st.integers(6, 9), max_size=12))
+def test_one_epoch_never_names_two_plans(epochs: list[int]) -> None:
+    known: Plan | None = None
+    seen: dict[int, Plan] = {}
+    for last in epochs:
+        known = next_plan(known, make_plan(last=last))
+        assert seen.setdefault(known.epoch, known) == known
+        assert known.epoch == max(seen)
+
+
+def test_a_damaged_plan_file_is_an_error_and_no_new_epoch(tmp_path: Path) -> None:
+    write_private(tmp_path / "plan.json", b'{"schema": 1, "plan": {}}')
+    with pytest.raises(FleetError, match="not a plan"):
+        site_plan(tmp_path, make_plan(), keep=True)
+
+
+def test_a_key_is_generated_once_and_only_its_digest_travels(tmp_path: Path) -> None:
+    site_file = write_site(tmp_path)
+    assert client_key(site_file, create=False) is None
+    key = client_key(site_file, create=True)
+    assert key == client_key(site_file, create=True)
+    assert key is not None
+    assert stat.S_IMODE((site_file.state_directory / "api_key").stat().st_mode) == 0o600
+    data = api_keys_file(site_file, key)
+    assert key.encode() not in data
+    assert [entry["name"] for entry in json.loads(data)["keys"]] == ["default"]
+
+
+def test_the_inventorys_keys_are_used_when_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "sesame")
+    site_file = write_site(tmp_path, more="gateway: {api_keys: [{name: app, key: !env SOME_KEY}]}\n")
+    assert client_key(site_file, create=True) == "sesame"
+    assert not (site_file.state_directory / "api_key").exists()
+    keys = json.loads(api_keys_file(site_file, "sesame"))["keys"]
+    assert keys == [{"name": "app", "sha256": hashlib.sha256(b"sesame").hexdigest()}]
+
+
+def test_endpoints(tmp_path: Path) -> None:
+    remote = write_site(tmp_path)
+    found = endpoints(remote, site_ports(remote, keep=False))
+    assert found["gateway"] == {"host": "10.77.0.14", "port": 8443, "server_name": "control.small.fleet.internal"}
+    assert found["gateway_loopback"] is None
+    assert found["stages"]["box1"] == {"host": "10.77.0.11", "port": 7403, "server_name": "box1.small.fleet.internal"}
+    local = write_site(tmp_path, connection="local")
+    ports = choose_ports(local, {}, lambda port: True)
+    loopback = endpoints(local, ports)["gateway_loopback"]
+    assert loopback == {"host": "127.0.0.1", "port": ports["control"].gateway_loopback}
+
+
+BOXES = ("box1", "box2", "box3", "control")
+
+
+@pytest.mark.parametrize(
+    ("boxes", "bad", "check", "message"),
+    [
+        (BOXES, None, False, ""),
+        (BOXES, None, True, "--check changes nothing"),
+        (BOXES[:2], None, False, "left out box3, control"),
+        (BOXES, HostStatus.UNREACHABLE, False, "box2 unreachable"),
+        (BOXES, HostStatus.FAILED, False, "box2 failed"),
+    ],
+)
+def test_when_the_gate_is_skipped(
+    tmp_path: Path, boxes: tuple[str, ...], bad: HostStatus | None, check: bool, message: str
+) -> None:
+    results = [HostResult(box, HostStatus.OK if bad is None or box != "box2" else bad) for box in boxes]
+    said = gate_skipped(write_site(tmp_path), boxes, results, check=check)
+    assert message in said
+    assert bool(said) == bool(message)
+
+
+def system(**changes: object) -> SystemFact:
+    good: dict[str, object] = {"architecture": "x86_64", "python": "3.11.2", "python_path": "/usr/bin/python3"}
+    return SystemFact(**{**good, "cores": 4, "disk_free_bytes": 10_000_000_000, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("facts", "changes", "message", "hint"),
+    [
+        (Facts(system=system()), (), "", ""),
+        (Facts(system=system(architecture="aarch64")), (), "is a aarch64 machine, its profile says x86_64", "profile"),
+        (Facts(system=system(python="3.9.2")), (), "runs Python 3.9.2 .* its profile says 3.11", "install python3.11"),
+        (Facts(system=system(), packages_missing=("openssl", "sudo")), (), "missing: openssl sudo", "apt-get install"),
+        (
+            Facts(system=system(disk_free_bytes=500_000_000)),
+            (Change("tree", "/opt/fleet/models/x", "missing", bytes_to_send=1_000_000_000),),
+            "needs 1067 MB of disk below /opt/fleet, 500 MB are free",
+            "du -xh",
+        ),
+        (
+            Facts(system=system(disk_free_bytes=500_000_000)),
+            (Change("environment", "/opt/fleet/envs/x", "missing", bytes_to_send=200_000_000),),
+            "of disk below /opt/fleet",
+            "du -xh",
+        ),
+        (Facts(system=system(disk_free_bytes=1)), (Change("link", "/opt/fleet/current", "missing"),), "", ""),
+    ],
+)
+def test_what_a_box_must_have(
+    tmp_path: Path, facts: Facts, changes: tuple[Change, ...], message: str, hint: str
+) -> None:
+    site_file = write_site(tmp_path)
+    state = render(make_inputs(site_file, write_bundle(site_file)), "box1")
+    profile = site_file.site.device_profiles["pc"]
+    if not message:
+        check_box("box1", profile, state, facts, changes)
+        return
+    with pytest.raises(BoxError, match=message) as caught:
+        check_box("box1", profile, state, facts, changes)
+    assert "box1: check before writing" in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_the_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
+    held = pytest.raises(FleetError, match=r"process \d+ on .*, since 2")
+    with site_lock(tmp_path / "state"), held as caught, site_lock(tmp_path / "state"):
+        pass
+    assert caught.value.exit_code == ExitCode.LOCKED
+    with site_lock(tmp_path / "state"):
+        assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"schema": 2}'])
+def test_a_damaged_state_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(FleetError, match=r"x\.json: expected"):
+        read_json(tmp_path / "x.json")
+
+
+def test_failures_are_remembered_for_the_next_limit(tmp_path: Path) -> None:
+    assert last_failures(tmp_path) == ()
+    remember_failures(tmp_path, ["b", "a"])
+    assert last_failures(tmp_path) == ("a", "b")
+
+
+def test_down_is_for_local_sites(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="box1, box2, box3, control"):
+        require_local(write_site(tmp_path))
+    require_local(write_site(tmp_path, connection="local"))
+
+
+def test_a_wheel_that_leads_out_of_its_directory_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.whl", "w") as archive:
+        archive.writestr("../evil.py", "")
+    with pytest.raises(FleetError, match="leads out"):
+        read_library(tmp_path / "bad.whl")
+    (tmp_path / "cut.whl").write_bytes(b"PK")
+    with pytest.raises(FleetError, match=r"cut\.whl"):
+        read_library(tmp_path / "cut.whl")
+
+
+def test_a_librarys_digest_is_of_its_files_and_not_of_the_zip(tmp_path: Path) -> None:
+    for name, year, order in (("a", 2001, ("x", "y")), ("b", 2002, ("y", "x"))):
+        with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as archive:
+            for file in order:
+                archive.writestr(zipfile.ZipInfo(file, (year, 1, 1, 0, 0, 0)), file)
+    assert read_library(tmp_path / "a.whl") == read_library(tmp_path / "b.whl")
+
+
+@given(
+    first=st.dictionaries(st.text("ab", max_size=3), st.binary(max_size=4), max_size=3),
+    second=st.dictionaries(st.text("ab", max_size=3), st.binary(max_size=4), max_size=3),
+)
+def test_digests_tell_sets_of_files_apart(first: dict[str, bytes], second: dict[str, bytes]) -> None:
+    assert (digest_of(first) == digest_of(second)) == (first == second)
+
+
+def test_a_release_is_named_by_its_content(tmp_path: Path) -> None:
+    site_file = write_site(tmp_path)
+    inputs = make_inputs(site_file, write_bundle(site_file))
+    paths = {
+        render(inputs, "box1").links[0].target,
+        render(replace(inputs, plan=make_plan(epoch=2)), "box1").links[0].target,
+        render(inputs, "box1").links[0].target,
+    }
+    assert len(paths) == 2
