@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.lab.fixtures"]  # one lab a run, shared by every room
+
 _seconds_per_room: dict[str, float] = defaultdict(float)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.lab import cgroups, native, network
 from tests.lab.box import BoxBase
 from tests.lab.errors import LabError
+from tests.lab.processes import run
+from tests.lab.root_tree import THERMAL_CLASS
 from tests.lab.settings import Shape
 
 CLOCK_SHIM = "/usr/local/lib/fleet-lab-skew.so"
@@ -20,9 +23,24 @@ FAKE_KERNEL_LOG = "/run/fake-kmsg"
 DISK_FILLER = "/var/tmp/fleet-lab-filler"
 LAB_FILES = frozenset({CLOCK_SHIM, CLOCK_OFFSET, PRELOAD, FAKE_GPU_LIBRARY, FAKE_GPU_COMMAND, DISK_FILLER})
 
+_OOM_CONSTRAINT = re.compile(r"oom-kill:.*oom_memcg=(?P<cgroup>[^,]+),.*pid=(?P<pid>[0-9]+)")
+_OOM_KILLED = re.compile(r"Killed process (?P<pid>[0-9]+) ")
+
 
 class BoxFaults(BoxBase):
     """Faults to put into a box, and their ends."""
+
+    def end_faults(self) -> None:
+        """Plug in, thaw, lift limits, empty the disk filler and put the clock right; the power stays as it is."""
+        self.link_heal()
+        if not self.is_on:
+            return
+        self.thaw()
+        self.memory_limit(None)
+        self.cpu_quota(None)
+        self.disk_unfill()
+        if self.inside(PRELOAD).exists():
+            self.clock_skew(0.0)
 
     # --- cable ---
 
@@ -166,8 +184,8 @@ class BoxFaults(BoxBase):
         Raises:
             LabError: this host's kernel has no `/sys/class/thermal` to show zones in.
         """
-        if not Path("/sys/class/thermal").is_dir():
-            raise LabError("this host has no /sys/class/thermal, so boxes cannot have fake zones")
+        if not THERMAL_CLASS.is_dir():
+            raise LabError(f"this host has no {THERMAL_CLASS}, so boxes cannot have fake zones")
         zones = sorted(self.paths.thermal.glob("thermal_zone*"))
         for directory in zones:
             if (directory / "type").read_text(encoding="ascii").strip() == zone:
@@ -195,10 +213,39 @@ class BoxFaults(BoxBase):
         self.write_file(FAKE_GPU_LIBRARY, library, mode=0o755)
         self.write_file(FAKE_GPU_COMMAND, native.NVIDIA_SMI.read_bytes(), mode=0o755)
 
+    def show_out_of_memory_kills(self) -> list[str]:
+        """Copy the host's kernel log lines about this box's memory limit to the box's `dmesg`; those that were new."""
+        memory = Path(self.settings.cgroups["memory"]).relative_to(cgroups.MOUNT / "memory")
+        lines = out_of_memory_lines(run(["dmesg"]).stdout, f"/{memory}")
+        log = self.inside(FAKE_KERNEL_LOG)
+        known = set(log.read_text(encoding="utf-8").splitlines()) if log.exists() else set()
+        fresh = [line for line in lines if line not in known]
+        for line in fresh:
+            self.kernel_log(line)
+        return fresh
+
     def kernel_log(self, line: str) -> None:
         """Add a line to what `dmesg` prints in the box; ends with the power."""
         with self.inside(FAKE_KERNEL_LOG).open("a", encoding="utf-8") as log:
             log.write(line.rstrip("\n") + "\n")
+
+
+def out_of_memory_lines(kernel_log: str, cgroup: str) -> list[str]:
+    """Lines of a kernel log (text of dmesg) about kills for the limit of `cgroup` or one below it.
+
+    The kernel writes `oom-kill:…,oom_memcg=<cgroup>,…,pid=<pid>,…`, then `…Killed process <pid> (…) …`.
+    """
+    lines: list[str] = []
+    victims: set[str] = set()
+    for line in kernel_log.splitlines():
+        if match := _OOM_CONSTRAINT.search(line):
+            if match["cgroup"] == cgroup or match["cgroup"].startswith(cgroup + "/"):
+                victims.add(match["pid"])
+                lines.append(line)
+        elif (match := _OOM_KILLED.search(line)) and match["pid"] in victims:
+            victims.discard(match["pid"])
+            lines.append(line)
+    return lines
 
 
 def _offset_text(seconds: float) -> str:

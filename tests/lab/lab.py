@@ -34,6 +34,11 @@ TOOLS = ("systemd-nspawn", "mmdebstrap", "ethtool", "nsenter", "unshare", "mkfs.
 class LabBox(BoxFaults, BoxViews, BoxPower):
     """A real box: full systemd, sshd, journal, a disk and an address of its own. Made by `Lab.box`."""
 
+    def recover(self) -> None:
+        """End every fault and be on, sshd answering. Files and services are left as they are."""
+        self.end_faults()
+        self.on()
+
 
 class Lab:
     """All boxes of one state directory. As a context manager it is down at the end.
@@ -111,6 +116,12 @@ class Lab:
                     shutil.rmtree(directory, ignore_errors=True)
             if _owner() == str(self.paths.state):
                 OWNER_FILE.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Take a box out of the lab: end it and forget its disk."""
+        box = self.box(name)
+        box.kill()
+        shutil.rmtree(box.paths.directory, ignore_errors=True)
 
     def save(self, name: str) -> None:
         """Keep the disks of all boxes as image `name`; boxes that were on are on again afterwards.

@@ -18,11 +18,11 @@ from tests.lab.disk import DISK_UPPER, DISK_WORK, mount_image, mount_root
 from tests.lab.network import NAMESPACES
 from tests.lab.paths import CONTROL, LARGEST_NUMBER, BoxPaths, LabPaths
 from tests.lab.processes import ProcessRecord, run
+from tests.lab.root_tree import THERMAL_CLASS, THERMAL_SOURCE
 from tests.lab.settings import BoxSettings
 
 REBOOTED = 133  # exit code of systemd-nspawn when the container rebooted itself
 PR_SET_PDEATHSIG = 1
-THERMAL_CLASS = Path("/sys/class/thermal")
 
 
 def hosts_file() -> str:
@@ -65,7 +65,7 @@ def nspawn_argv(box: BoxPaths) -> list[str]:
     argv += ["--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=pipe"]
     if THERMAL_CLASS.is_dir():
         source = str(box.thermal).replace(":", "\\:")
-        argv.append(f"--bind={source}:{THERMAL_CLASS}")
+        argv.append(f"--bind={source}:{THERMAL_SOURCE}")
     return argv
 
 

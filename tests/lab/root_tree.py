@@ -30,16 +30,34 @@ PACKAGES = (
     "net-tools", "mtr-tiny", "smartmontools",
 )  # fmt: skip
 
+THERMAL_CLASS = Path("/sys/class/thermal")
+THERMAL_SOURCE = Path("/run/lab-thermal")
+
 FILES: dict[str, tuple[int, str]] = {
     # Connections and started sessions are counted from these lines.
     "etc/ssh/sshd_config.d/10-lab.conf": (0o644, "LogLevel VERBOSE\n"),
     "etc/systemd/journald.conf.d/10-lab.conf": (0o644, "[Journal]\nStorage=persistent\nSystemMaxUse=64M\n"),
     # Boxes share the host's kernel log; a box prints its own instead, which the lab writes.
     "usr/local/bin/dmesg": (0o755, "#!/bin/sh\n[ ! -f /run/fake-kmsg ] || exec cat /run/fake-kmsg\n"),
+    # nspawn mounts /sys/class after its own binds and would cover one there, so the box mounts its fake zones itself.
+    "etc/systemd/system/sys-class-thermal.mount": (
+        0o644,
+        f"""[Unit]
+Description=Fake thermal zones of the lab
+DefaultDependencies=no
+ConditionPathIsDirectory={THERMAL_SOURCE}
+
+[Mount]
+What={THERMAL_SOURCE}
+Where={THERMAL_CLASS}
+Options=bind
+""",
+    ),
     "etc/machine-id": (0o444, ""),
     "etc/resolv.conf": (0o644, ""),
 }
 LINKS: dict[str, str] = {
+    "etc/systemd/system/sysinit.target.wants/sys-class-thermal.mount": "../sys-class-thermal.mount",
     "etc/systemd/system/default.target": "/lib/systemd/system/multi-user.target",
     # What would change a box's tree by the calendar, or talk to a console that is a file.
     **{
@@ -158,5 +176,6 @@ def _customise(tree: Path) -> None:
         file.chmod(mode)
     for name, target in LINKS.items():
         link = tree / name
+        link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(target)

@@ -67,7 +67,9 @@ class BoxSettings:
         except FileNotFoundError:
             return cls()
         except (ValueError, TypeError, KeyError) as error:
-            raise LabError(f"{file} is damaged: {error}", hint="run: python -m tests.lab down") from None
+            raise LabError(
+                f"{file} is damaged: {error}", hint=f"remove {file}, then run: python -m tests.lab down"
+            ) from None
 
     def save(self, file: Path) -> None:
         """Write to `file`, whole or not at all."""

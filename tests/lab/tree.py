@@ -18,6 +18,8 @@ ALWAYS_LEFT_OUT = frozenset(
     }
 )  # fmt: skip
 
+PER_BOOT_PREFIX = "/var/tmp/systemd-private-"  # the /tmp of services with PrivateTmp, another name at each boot
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -56,7 +58,7 @@ def read_tree(root: Path, *, leave_out: Collection[str] = ()) -> dict[str, Entry
         with os.scandir(f"{root}{directory}/") as children:
             for child in children:
                 path = f"{directory}/{child.name}"
-                if path in skipped:
+                if path in skipped or path.startswith(PER_BOOT_PREFIX):
                     continue
                 try:
                     entries[path] = read_entry(child)
