@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.bundle.manifest import CONTROL_LOCK, STAGE_LOCK
@@ -107,12 +107,7 @@ def render(inputs: RenderInputs, box: str) -> DesiredState:
     if is_gateway:
         etc["gateway.json"] = to_bytes(gateway_config(site_file, box, inputs.plan, inputs.ports, layout))
         programs.append(_gateway_program(site_file, layout, environments[CONTROL_LOCK]))
-    etc["supervisord.conf"] = render_supervisor_config(
-        socket=layout.supervisor_socket,
-        pid_file=f"{layout.run_directory}/supervisord.pid",
-        log_file=f"{layout.prefix}/log/supervisord.log",
-        programs=programs,
-    ).encode()
+    etc["supervisord.conf"] = _supervisor_config(layout, programs).encode()
 
     release = release_tree(layout.prefix, inputs.library, etc)
     files = _files(inputs, layout, is_gateway)
@@ -146,6 +141,15 @@ def render(inputs: RenderInputs, box: str) -> DesiredState:
 
 def _stop_seconds(site_file: SiteFile) -> int:
     return math.ceil(site_file.site.timing.drain_seconds) + KILL_MARGIN_SECONDS
+
+
+def _supervisor_config(layout: BoxLayout, programs: Sequence[Program]) -> str:
+    return render_supervisor_config(
+        socket=layout.supervisor_socket,
+        pid_file=f"{layout.run_directory}/supervisord.pid",
+        log_file=f"{layout.prefix}/log/supervisord.log",
+        programs=programs,
+    )
 
 
 def _program_environment(layout: BoxLayout, threads: int) -> dict[str, str]:
@@ -225,12 +229,13 @@ def _supervisor(
             user=SERVICE_USER,
             stop_seconds=_stop_seconds(site_file) + SUPERVISOR_STOP_MARGIN_SECONDS,
         )
+    own_options = _supervisor_config(layout, ())
     spec = SupervisorSpec(
         config_path=layout.supervisor_config,
         python=python,
         socket=layout.supervisor_socket,
         unit=None if layout.local else UNIT_NAME,
-        fingerprint=_digest({"python": python, "socket": layout.supervisor_socket, "unit": text}),
+        fingerprint=_digest({"python": python, "options": own_options, "unit": text}),
     )
     unit = None if layout.local else FileSpec(f"{UNIT_DIRECTORY}/{UNIT_NAME}", content_of(text.encode()))
     return spec, unit

@@ -73,4 +73,4 @@ def stop_site(
 
 def down_line(box: str, programs: tuple[str, ...]) -> str:
     """What was stopped on a box, in words."""
-    return f"{box}: stopped {', '.join(programs)}" if programs else f"{box}: nothing was running"
+    return f"{box}: stopped {', '.join(programs)}" if programs else f"{box}: no program was running"

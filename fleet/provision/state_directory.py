@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,7 +31,8 @@ def make_private_directory(path: Path) -> None:
     """
     try:
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-        path.chmod(DIRECTORY_MODE)
+        if stat.S_IMODE(path.stat().st_mode) != DIRECTORY_MODE:
+            path.chmod(DIRECTORY_MODE)
     except OSError as error:
         raise FleetError(
             f"state directory {path}: {error.strerror}", hint="set state_dir in the inventory to a place you can write"

@@ -1,0 +1,183 @@
+"""`fleet provision` and `fleet down` on a real local site: real environments, supervisord and certificates.
+
+The boxes run no stage of ours and no gateway, so that a bundle of two small wheels is enough; `make demo` runs it all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleet.bundle.manifest import FileEntry, LockedWheel, Manifest, TargetWheels, make_lock
+from fleet.cli.main import main
+from fleet.inventory.loader import load_site
+from fleet.provision.render_layout import local_run_root
+from tests.provision.sites import PYTHON
+
+WHEELS = Path(__file__).resolve().parents[2] / "build" / "test-wheels"
+SITE = """\
+site: tiny
+state_dir: state
+bundle_dir: bundle
+prefix: boxes
+device_profiles:
+  here: {architecture: auto, python: auto}
+box_defaults: {profile: here, connection: local, address: 127.0.0.1}
+boxes:
+  a: {roles: [stage]}
+  b: {roles: [coordinator]}
+models:
+  other: {source: {path: /nowhere}, licence: none}
+pipelines:
+  main: {model: other, boxes: [a], engine: {kind: external, command: /bin/server, health_url: "http://127.0.0.1:1/"}}
+"""
+
+
+def wheel(project: str) -> Path:
+    """A wheel of a project, fetched with pip once."""
+    found = sorted(WHEELS.glob(f"{project}-*.whl"))
+    if not found:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(WHEELS), project]
+        subprocess.run(command, check=True)
+        found = sorted(WHEELS.glob(f"{project}-*.whl"))
+    return found[-1]
+
+
+def make_bundle(directory: Path) -> None:
+    """A finished bundle: uv, supervisor, and a wheel of ours with one module."""
+    target = f"linux_{platform.machine()}-cp{PYTHON.replace('.', '')}"
+    files: dict[str, FileEntry] = {}
+
+    def put(name: str, data: bytes) -> str:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        files[name] = FileEntry(hashlib.sha256(data).hexdigest(), len(data))
+        return name
+
+    own = directory / "own.zip"
+    own.parent.mkdir(parents=True)
+    with zipfile.ZipFile(own, "w") as archive:
+        archive.writestr("fleet/__init__.py", "")
+    ours = put("fleet/fleet_hardening-0.1.0-py3-none-any.whl", own.read_bytes())
+    own.unlink()
+    uv = put(f"wheels/{target}/{wheel('uv').name}", wheel("uv").read_bytes())
+    file = put(f"wheels/{target}/{wheel('supervisor').name}", wheel("supervisor").read_bytes())
+    locked = LockedWheel("supervisor", wheel("supervisor").name.split("-")[1], file, files[file].sha256)
+    targets = {target: TargetWheels(uv, {"stage": make_lock([locked]), "control": make_lock([locked])})}
+    Manifest(directory, "tiny", "0.1.0", files, ours, targets, {}).write()
+
+
+def snapshot(*roots: Path) -> dict[str, tuple[object, ...]]:
+    """Path → mode, times, size and digest of everything below some roots (logs grow by themselves)."""
+    seen: dict[str, tuple[object, ...]] = {}
+    for root in roots:
+        for path in sorted(root.rglob("*")):
+            facts = path.lstat()
+            data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+            if path.suffix != ".log":
+                seen[str(path)] = (facts.st_mode, facts.st_ino, facts.st_ctime_ns, hashlib.sha256(data).hexdigest())
+    return seen
+
+
+@pytest.fixture(scope="module")
+def inventory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A provisioned site; stopped at the end."""
+    directory = tmp_path_factory.mktemp("site")
+    file = directory / "site.yaml"
+    file.write_text(SITE)
+    make_bundle(directory / "bundle" / "tiny")
+    assert main(["provision", str(file)]) == 0
+    yield file
+    assert main(["down", str(file)]) == 0
+    run_root = Path(local_run_root(load_site(file), os.getuid()))
+    left = [path for path in run_root.rglob("*") if path.is_socket()]
+    assert left == []
+
+
+def test_a_missing_bundle_is_said_with_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "site.yaml").write_text(SITE)
+    assert main(["provision", str(tmp_path / "site.yaml")]) == 1
+    assert "fleet bundle" in capsys.readouterr().err
+
+
+def test_check_creates_nothing_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "site.yaml").write_text(SITE)
+    make_bundle(tmp_path / "bundle" / "tiny")
+    before = snapshot(tmp_path)
+    assert main(["provision", str(tmp_path / "site.yaml"), "--check", "--diff"]) == 0
+    said = capsys.readouterr()
+    assert "a key would be made on the box and a certificate would be issued" in said.out
+    assert "2 boxes: 2 to change, 0 ok, 0 failed, 0 unreachable" in said.out
+    assert snapshot(tmp_path) == before
+    assert not Path(local_run_root(load_site(tmp_path / "site.yaml"), os.getuid())).exists()
+    assert main(["provision", str(tmp_path / "site.yaml"), "--check", "--fail-on-changes"]) == 1
+
+
+def test_a_second_run_changes_nothing(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot(inventory.parent / "boxes", inventory.parent / "state")
+    assert main(["provision", str(inventory), "-o", "json", "--fail-on-changes"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["kind"] == "provision"
+    assert data["data"]["summary"] == "2 boxes: 0 changed, 2 ok, 0 failed, 0 unreachable"
+    after = snapshot(inventory.parent / "boxes", inventory.parent / "state")
+    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    assert {Path(path).name for path in changed} <= {"provision.lock"}
+
+
+def test_a_byte_changed_by_hand_is_shown_and_mended(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = inventory.parent / "boxes" / "b" / "current" / "etc" / "plan.json"
+    right = file.read_bytes()
+    file.write_bytes(right.replace(b'"epoch": 1', b'"epoch": 9'))
+    assert main(["provision", str(inventory), "--check", "--diff"]) == 0
+    shown = capsys.readouterr().out
+    assert '-  "epoch": 9' in shown.replace("    -", "-")
+    assert file.read_bytes() != right
+    assert main(["provision", str(inventory), "-v"]) == 0
+    assert "2 boxes: 1 changed, 1 ok, 0 failed, 0 unreachable" in capsys.readouterr().out
+    assert file.read_bytes() == right
+
+
+def test_the_state_directory_is_private_and_has_what_the_verbs_need(inventory: Path) -> None:
+    state = inventory.parent / "state" / "tiny"
+    assert {path.stat().st_mode & 0o777 for path in state.rglob("*") if path.is_file()} == {0o600}
+    endpoints = json.loads((state / "endpoints.json").read_text())
+    assert endpoints == {"schema": 1, "gateway": None, "gateway_loopback": None, "stages": {}}
+    assert json.loads((state / "plan.json").read_text())["plan"]["epoch"] == 1
+
+
+def test_only_some_boxes(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["provision", str(inventory), "--limit", "b", "-o", "json"]) == 0
+    assert [box["box"] for box in json.loads(capsys.readouterr().out)["data"]["boxes"]] == ["b"]
+    assert main(["provision", str(inventory), "--limit", "nobody"]) == 2
+
+
+def test_a_box_that_cannot_have_its_profile_is_failed_before_anything_is_written(
+    inventory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = "aarch64" if platform.machine() != "aarch64" else "x86_64"
+    text = inventory.read_text()
+    targets = inventory.parent / "bundle" / "tiny" / "manifest.json"
+    manifest = targets.read_text()
+    try:
+        inventory.write_text(text.replace("architecture: auto", f"architecture: {other}"))
+        targets.write_text(manifest.replace(f"linux_{platform.machine()}-cp", f"linux_{other}-cp", 1))
+        moved = json.loads(manifest)
+        moved["targets"] = {key.replace(platform.machine(), other): value for key, value in moved["targets"].items()}
+        targets.write_text(json.dumps(moved))
+        before = snapshot(inventory.parent / "boxes")
+        assert main(["provision", str(inventory)]) == 1
+        assert f"is a {platform.machine()} machine, its profile says {other}" in capsys.readouterr().err
+        assert snapshot(inventory.parent / "boxes") == before
+    finally:
+        inventory.write_text(text)
+        targets.write_text(manifest)
