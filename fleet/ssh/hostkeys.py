@@ -107,7 +107,7 @@ class HostKeyStore:
         aside.replace(self._path)
 
 
-class PinnedPolicy(paramiko.MissingHostKeyPolicy):
+class PinnedPolicy(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko is untyped
     """Hands every host key to the store (paramiko itself knows no key, so it asks for each).
 
     Args:

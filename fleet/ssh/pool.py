@@ -8,9 +8,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
-from fleet.errors import ExitCode
+from fleet.errors import ExitCode, FleetError
 from fleet.ssh.results import BoxError, HostResult, HostStatus, result_of
 
 INTERRUPT_POLL_SECONDS = 0.2  # how often the main thread looks up from waiting, so that Ctrl-C is seen
@@ -98,8 +98,8 @@ def run_on_boxes(
     with ThreadPoolExecutor(max_workers=max(1, min(forks, len(boxes))), thread_name_prefix="box") as executor:
         futures = [executor.submit(_guarded, box, work, cancellation) for box in boxes]
         try:
-            while not all(future.done() for future in futures):
-                time.sleep(INTERRUPT_POLL_SECONDS)
+            while wait(futures, timeout=INTERRUPT_POLL_SECONDS).not_done:
+                pass  # a wait without an end would not let Ctrl-C through on every platform
         except KeyboardInterrupt:
             for future in futures:
                 future.cancel()
@@ -115,6 +115,8 @@ def _guarded(box: str, work: Callable[[str], HostResult], cancellation: Cancella
         return work(box)
     except BoxError as error:
         return result_of(error)
+    except FleetError as error:
+        return HostResult(box, HostStatus.FAILED, f"{box}: {error.message}", error.hint, error.exit_code)
     except Exception as error:  # any bug of ours: the other boxes go on, the traceback is kept for us
         with tempfile.NamedTemporaryFile("w", prefix=f"fleet-bug-{box}-", suffix=".txt", delete=False) as file:
             traceback.print_exc(file=file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 from fleet.provision.agent import health, supervise
 from fleet.provision.agent.errors import AgentError
@@ -46,97 +46,68 @@ class Backup:
             switch_link(path, target)
 
 
-def activate(
-    spec: Spec, changes: list[Spec], backup: Backup, peer: Peer, ownership: Ownership, record: Record
-) -> list[str]:
+class Activation:
     """Switch links, bring supervisord and programs to the new state, wait for the health gate.
 
-    Returns:
-        Programs that were started.
-
-    Raises:
-        AgentError: kind "rolled-back" when the previous release is active again, else "failed".
+    Args:
+        spec: the desired state without contents.
+        changes: all changes of this apply; links, supervisor and programs are this step's.
+        backup: what the apply has replaced so far.
     """
-    by_path = {link["path"]: link["target"] for link in spec["links"]}
-    peer.step("activation")
-    for change in changes:
-        if change["kind"] == "link":
-            backup.keep_link(change["path"])
-            switch_link(change["path"], by_path[change["path"]])
-    supervisor_changes = any(change["kind"] == "supervisor" for change in changes)
-    programs = [change["path"] for change in changes if change["kind"] == "program"]
-    try:
-        started = _start(spec, supervisor_changes, programs, peer)
-        peer.step(STEP)
-        wrong = health.wait_healthy(spec, peer)
-    except AgentError as error:
-        if not backup:
-            raise
-        _go_back(spec, supervisor_changes, programs, backup, peer, ownership)
-        raise AgentError(
-            error.step,
-            f"{error.message}; the previous release is active again",
-            hint=error.hint,
-            kind="rolled-back",
-            detail=error.detail,
-        ) from error
-    if wrong:
-        _refuse(spec, wrong, supervisor_changes, started, backup, peer, ownership)
-    record.data["programs"] = {program["name"]: program["fingerprint"] for program in spec["programs"]}
-    record.data["supervisor"] = spec["supervisor"]["fingerprint"]
-    record.save()
-    return started
 
+    def __init__(self, spec: Spec, changes: list[Spec], backup: Backup, peer: Peer) -> None:
+        self._spec = spec
+        self._backup = backup
+        self._peer = peer
+        self._ownership = Ownership(spec["privileged"])
+        self._links = [change["path"] for change in changes if change["kind"] == "link"]
+        self._programs = [change["path"] for change in changes if change["kind"] == "program"]
+        self._supervisor_changes = any(change["kind"] == "supervisor" for change in changes)
 
-def _start(spec: Spec, supervisor_changes: bool, programs: list[str], peer: Peer) -> list[str]:
-    if supervisor_changes:
-        supervise.start_or_restart(spec["supervisor"], peer)
-        return [program["name"] for program in spec["programs"]]
-    return supervise.reconcile(spec["supervisor"], programs, peer)
+    def run(self, record: Record) -> list[str]:
+        """Returns the programs that were started.
 
+        Raises:
+            AgentError: kind "rolled-back" when the previous release is active again, else "failed".
+        """
+        self._peer.step("activation")
+        targets = {link["path"]: link["target"] for link in self._spec["links"]}
+        for path in self._links:
+            self._backup.keep_link(path)
+            switch_link(path, targets[path])
+        try:
+            started = self._start(self._programs)
+            self._peer.step(STEP)
+            wrong = health.wait_healthy(self._spec, self._peer)
+        except AgentError as error:
+            self._fail(error.step, error.message, error.hint, error.detail, self._programs)
+        if wrong:
+            text = "; ".join(f"{name} {problem}" for name, problem in wrong.items())
+            message = f"{text} (waited up to {self._spec['health_gate_seconds']:g} s)"
+            logs = health.log_tails(self._spec, sorted(wrong))  # before anything is rolled back
+            self._fail(STEP, message, "mend the cause that the logs show, then provision again", logs, started)
+        record.data["programs"] = {program["name"]: program["fingerprint"] for program in self._spec["programs"]}
+        record.data["supervisor"] = self._spec["supervisor"]["fingerprint"]
+        record.save()
+        return started
 
-def _refuse(
-    spec: Spec,
-    wrong: dict[str, str],
-    supervisor_changes: bool,
-    started: list[str],
-    backup: Backup,
-    peer: Peer,
-    ownership: Ownership,
-) -> None:
-    """Collect the logs, then go back (if there is something to go back to), then say so."""
-    logs = health.log_tails(spec, sorted(wrong))
-    text = "; ".join(f"{name} {problem}" for name, problem in wrong.items())
-    message = f"{text} (waited up to {spec['health_gate_seconds']:g} s)"
-    log_directory = os.path.join(spec["prefix"], "log")
-    if not backup:
-        raise AgentError(
-            STEP,
-            f"{message}; there is no previous release to go back to",
-            hint=f"read the logs below, or in {log_directory}",
-            detail=logs,
-        )
-    problem = _go_back(spec, supervisor_changes, started, backup, peer, ownership)
-    if problem:
-        message = f"{message}; going back to the previous release failed: {problem}"
-        raise AgentError(STEP, message, hint=f"read {log_directory}", detail=logs)
-    raise AgentError(
-        STEP,
-        f"{message}; the previous release is active again",
-        hint="mend the cause that the logs show, then provision again",
-        kind="rolled-back",
-        detail=logs,
-    )
+    def _start(self, programs: list[str]) -> list[str]:
+        if self._supervisor_changes:
+            supervise.start_or_restart(self._spec["supervisor"], self._peer)
+            return [program["name"] for program in self._spec["programs"]]
+        return supervise.reconcile(self._spec["supervisor"], programs, self._peer)
 
-
-def _go_back(
-    spec: Spec, supervisor_changes: bool, started: list[str], backup: Backup, peer: Peer, ownership: Ownership
-) -> str:
-    """Returns what went wrong on the way, "" if nothing did."""
-    peer.step("roll back")
-    backup.restore(ownership)
-    try:
-        _start(spec, supervisor_changes, started, peer)
-    except AgentError as error:
-        return error.message
-    return ""
+    def _fail(self, step: str, message: str, hint: str, detail: str, started: list[str]) -> NoReturn:
+        """Go back to the previous release if there is one, then say what happened."""
+        if not self._backup:
+            message += "; there is no previous release to go back to"
+            raise AgentError(step, message, hint=hint, detail=detail)
+        self._peer.step("roll back")
+        self._backup.restore(self._ownership)
+        try:
+            self._start(started)
+        except AgentError as error:
+            message += f"; going back to the previous release failed: {error.message}"
+            raise AgentError(step, message, hint=hint, detail=detail) from error
+        message += "; the previous release is active again"
+        raise AgentError(step, message, hint=hint, kind="rolled-back", detail=detail)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fleet.provision.agent import environments, identity, mending, trees
-from fleet.provision.agent.activation import Backup, activate
+from fleet.provision.agent.activation import Activation, Backup
 from fleet.provision.agent.errors import AgentError
-from fleet.provision.agent.paths import Ownership, group_name, make_parents, path_fact, remove, user_name
+from fleet.provision.agent.paths import Ownership, make_parents, path_fact, remove
 from fleet.provision.agent.peer import Peer
 from fleet.provision.agent.record import Record
 from fleet.provision.agent.system import command
@@ -47,7 +47,7 @@ class Application:
         self._files()
         self._identity()
         if self._of(*ACTIVATING_KINDS):
-            return activate(self._spec, self._changes, self._backup, self._peer, self._ownership, self._record)
+            return Activation(self._spec, self._changes, self._backup, self._peer).run(self._record)
         return []
 
     def _of(self, *kinds: str) -> dict[str, str]:
@@ -125,17 +125,12 @@ class Application:
         if not changes:
             return
         spec = self._spec["identity"]
-        owner = identity.owner_of(self._spec)
-        group = group_name(0) if owner == user_name(0) else owner
+        files = identity.IdentityFiles(spec, identity.owner_of(self._spec), self._ownership, self._record)
         self._peer.step("identity")
-        if set(changes.values()) <= {"mode", "owner"}:
-            identity.set_attributes(spec, owner, group, self._ownership)
-            return
-        if changes.get(spec["key_path"]) in ("missing", "content"):
-            identity.make_key(spec, owner, group, self._ownership, self._record)
-        self._peer.waits_for("the certificate from the operator's side")
-        self._peer.send({"op": "certificate-request", "request": identity.make_request(spec)})
-        answer = self._peer.receive()
-        identity.store_certificate(spec, answer["certificate"], owner, group, self._ownership, self._record)
-        if "mode" in changes.values() or "owner" in changes.values():
-            identity.set_attributes(spec, owner, group, self._ownership)
+        if not set(changes.values()) <= {"mode", "owner"}:
+            if changes.get(spec["key_path"]) in ("missing", "content"):
+                files.make_key()
+            self._peer.waits_for("the certificate from the operator's side")
+            self._peer.send({"op": "certificate-request", "request": files.make_request()})
+            files.store_certificate(self._peer.receive()["certificate"])
+        files.set_attributes()

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 from typing import Any
 
 from fleet.provision.agent.errors import AgentError
-from fleet.provision.agent.paths import Ownership, make_parents, path_fact, sha256_of, user_name, write_aside
+from fleet.provision.agent.paths import (
+    Ownership,
+    group_name,
+    make_parents,
+    path_fact,
+    sha256_of,
+    user_name,
+    write_aside,
+)
 from fleet.provision.agent.record import Record
 from fleet.provision.agent.system import PATH, command
 
@@ -47,42 +56,49 @@ def _difference(found: dict[str, Any], sha256: str, mode: int, owner: str, privi
     return "owner" if privileged and found["owner"] != owner else ""
 
 
-def set_attributes(identity: dict[str, Any], owner: str, group: str, ownership: Ownership) -> None:
-    """Modes and owner of key and certificate, both of which are there."""
-    ownership.set(identity["key_path"], KEY_MODE, owner, group)
-    ownership.set(identity["certificate_path"], CERTIFICATE_MODE, owner, group)
+class IdentityFiles:
+    """Key and certificate on disk, owned by whoever serves with them.
 
+    Args:
+        spec: the identity's specification. owner: see `owner_of`.
+    """
 
-def make_key(identity: dict[str, Any], owner: str, group: str, ownership: Ownership, record: Record) -> None:
-    """Make a new private key."""
-    path = identity["key_path"]
-    pem = _openssl_key() if _has_openssl() else _cryptography_key()
-    make_parents(path)
-    write_aside(path, [pem], ownership, {"mode": KEY_MODE, "owner": owner, "group": group}, sync=True)
-    record.data["identity"] = {"key_sha256": sha256_of(path)}
-    record.save()
+    def __init__(self, spec: dict[str, Any], owner: str, ownership: Ownership, record: Record) -> None:
+        self._spec = spec
+        self._ownership = ownership
+        self._record = record
+        self._attributes = {"owner": owner, "group": group_name(pwd.getpwnam(owner).pw_gid)}
 
+    def _write(self, path: str, data: bytes, mode: int) -> str:
+        make_parents(path)
+        write_aside(path, [data], self._ownership, {"mode": mode} | self._attributes, sync=True)
+        return sha256_of(path)
 
-def make_request(identity: dict[str, Any]) -> str:
-    """A PKCS #10 request (PEM) for the present key."""
-    with open(identity["key_path"], "rb") as file:
-        key = file.read()
-    return (_openssl_request(key, identity) if _has_openssl() else _cryptography_request(key, identity)).decode()
+    def set_attributes(self) -> None:
+        """Modes and owner of key and certificate, both of which are there."""
+        for path, mode in ((self._spec["key_path"], KEY_MODE), (self._spec["certificate_path"], CERTIFICATE_MODE)):
+            self._ownership.set(path, mode, **self._attributes)
 
+    def make_key(self) -> None:
+        """Make a new private key; what was recorded of the old one is forgotten."""
+        pem = _openssl_key() if _has_openssl() else _cryptography_key()
+        self._record.data["identity"] = {"key_sha256": self._write(self._spec["key_path"], pem, KEY_MODE)}
+        self._record.save()
 
-def store_certificate(
-    identity: dict[str, Any], pem: str, owner: str, group: str, ownership: Ownership, record: Record
-) -> None:
-    """Write the signed certificate and record what it answers."""
-    path = identity["certificate_path"]
-    make_parents(path)
-    spec = {"mode": CERTIFICATE_MODE, "owner": owner, "group": group}
-    write_aside(path, [pem.encode()], ownership, spec, sync=True)
-    record.data["identity"] |= {
-        "certificate_sha256": sha256_of(path),
-        "request": {field: identity[field] for field in REQUEST_FIELDS},
-    }
-    record.save()
+    def make_request(self) -> str:
+        """A PKCS #10 request (PEM) for the present key."""
+        with open(self._spec["key_path"], "rb") as file:
+            key = file.read()
+        make = _openssl_request if _has_openssl() else _cryptography_request
+        return make(key, self._spec).decode()
+
+    def store_certificate(self, pem: str) -> None:
+        """Write the signed certificate and record what it answers."""
+        self._record.data["identity"] |= {
+            "certificate_sha256": self._write(self._spec["certificate_path"], pem.encode(), CERTIFICATE_MODE),
+            "request": {field: self._spec[field] for field in REQUEST_FIELDS},
+        }
+        self._record.save()
 
 
 def _has_openssl() -> bool:

@@ -56,56 +56,32 @@ class Agent:
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until the end of input. Failures are answers, too; a bug of ours travels with its traceback."""
-    read1: Any = requests
+    """Answer requests until the end of input, or until one fails: the failure is the last answer, because content may
+    still be on its way and must not be read as requests. A bug of ours travels with its traceback."""
+    read1: Any = requests  # a BufferedReader: BinaryIO knows no read1
     peer = Peer(Reader(read1.read1), Writer(_whole(answers)))
     agent = Agent(peer)
     try:
         while True:
-            request = peer.receive()
-            try:
-                peer.send(agent.answer(request))
-            except AgentError as error:
-                peer.send(
-                    {
-                        "op": "error",
-                        "kind": error.kind,
-                        "step": error.step,
-                        "message": error.message,
-                        "hint": error.hint,
-                        "detail": error.detail,
-                    }
-                )
-            except OSError as error:  # the disk is full, read-only or broken: the box's trouble, not a bug
-                place = f"{error.filename}: " if error.filename else ""
-                message = f"{place}{error.strerror or error}"
-                hint = "look at the box's disk: df -h; dmesg | tail"
-                peer.send(
-                    {
-                        "op": "error",
-                        "kind": "failed",
-                        "step": peer.present_step,
-                        "message": message,
-                        "hint": hint,
-                        "detail": traceback.format_exc(),
-                    }
-                )
+            peer.send(agent.answer(peer.receive()))
     except EOFError:
         pass  # the operator is done, or gone
+    except AgentError as error:
+        peer.send(_error(error.kind, error.step, error.message, error.hint, error.detail))
+    except OSError as error:  # the disk is full, read-only or broken: the box's trouble, not a bug
+        place = f"{error.filename}: " if error.filename else ""
+        message = f"{place}{error.strerror or error}"
+        hint = "look at the box's disk: df -h; dmesg | tail"
+        peer.send(_error("failed", peer.present_step, message, hint, traceback.format_exc()))
     except Exception as error:  # a bug of ours: the operator's side writes it to a file
-        text = f"{type(error).__name__}: {error}"
-        peer.send(
-            {
-                "op": "error",
-                "kind": "bug",
-                "step": peer.present_step,
-                "message": text,
-                "hint": "",
-                "detail": traceback.format_exc(),
-            }
-        )
+        message = f"{type(error).__name__}: {error}"
+        peer.send(_error("bug", peer.present_step, message, "", traceback.format_exc()))
     finally:
         peer.close()
+
+
+def _error(kind: str, step: str, message: str, hint: str, detail: str) -> Message:
+    return {"op": "error", "kind": kind, "step": step, "message": message, "hint": hint, "detail": detail}
 
 
 def _whole(stream: BinaryIO) -> Any:

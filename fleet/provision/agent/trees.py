@@ -19,6 +19,7 @@ from fleet.provision.agent.paths import (
 from fleet.provision.agent.peer import Peer
 
 PARTIAL_SUFFIX = ".partial"
+DIRECTORY_MODE = 0o755
 Spec = dict[str, Any]
 
 
@@ -65,7 +66,7 @@ def build(tree: Spec, peer: Peer, ownership: Ownership) -> None:
 def _set_directories(partial: str) -> None:
     """0755 whatever the umask says."""
     for directory, _, _ in os.walk(partial):
-        os.chmod(directory, 0o755)
+        os.chmod(directory, DIRECTORY_MODE)
 
 
 def _drop_strangers(partial: str, places: dict[str, Spec]) -> None:

@@ -1,0 +1,178 @@
+"""The agent through the local transport, with a real supervisord."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from fleet.errors import ExitCode
+from fleet.provision.agent.rpc import SupervisorRpc, ask_health
+from fleet.provision.diff import diff
+from fleet.ssh.results import BoxError
+
+from .conftest import LocalBox, Snapshot
+
+
+def pids(box: LocalBox) -> dict[str, int]:
+    return {name: info["pid"] for name, info in SupervisorRpc(f"{box.run}/supervisor.sock").programs().items()}
+
+
+def test_second_run_changes_nothing(box: LocalBox, snapshot: Callable[[Path], Snapshot]) -> None:
+    desired = box.desired()
+    changes, result = box.provision(desired)
+    assert result is not None
+    assert set(result.restarted) == {"answers", "sleeps"}
+    assert {"tree", "link", "identity", "supervisor", "program", "directory", "file"} <= {one.kind for one in changes}
+    assert ask_health(f"{box.run}/answers.sock")["state"] == "ready"
+    before, running = snapshot(box.prefix), pids(box)
+    again, nothing = box.provision(desired)
+    assert again == ()
+    assert nothing is None
+    assert snapshot(box.prefix) == before
+    assert pids(box) == running
+
+
+def test_key_stays_on_the_box_and_certificate_fits(box: LocalBox) -> None:
+    box.provision(box.desired())
+    key_path = box.prefix / "pki/box.key"
+    assert key_path.stat().st_mode & 0o777 == 0o600
+    key = serialization.load_pem_private_key(key_path.read_bytes(), None)
+    certificate = x509.load_pem_x509_certificate((box.prefix / "pki/box.crt").read_bytes())
+    encoding = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    assert certificate.public_key().public_bytes(*encoding) == key.public_key().public_bytes(*encoding)
+    request = x509.load_pem_x509_csr(box.authority.requests[0].encode())
+    names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["one.test.fleet.internal"]
+    assert len(box.authority.requests) == 1
+
+
+def test_flipped_byte_is_found_and_mended_alone(box: LocalBox, snapshot: Callable[[Path], Snapshot]) -> None:
+    desired = box.desired()
+    box.provision(desired)
+    before, running = snapshot(box.prefix), pids(box)
+    victim = Path(desired.trees[0].files[1].path)
+    data = bytearray(victim.read_bytes())
+    data[7] ^= 1
+    victim.write_bytes(data)
+    changes, _ = box.provision(desired)
+    assert [(one.kind, one.path, one.why) for one in changes] == [("tree-file", str(victim), "content")]
+    after = snapshot(box.prefix)
+    touched = {path for path in before if before[path] != after[path]}
+    assert touched == {str(victim), str(victim.parent)}
+    assert after[str(victim)][3] == before[str(victim)][3]
+    assert pids(box) == running
+    assert box.provision(desired)[0] == ()
+
+
+@pytest.mark.parametrize("damage", ["missing", "mode", "extra", "directory mode", "secret", "certificate", "key", "link"])
+def test_each_kind_of_damage_is_mended(box: LocalBox, damage: str) -> None:
+    desired = box.desired()
+    box.provision(desired)
+    model = Path(desired.trees[0].files[0].path)
+    expected = {
+        "missing": ("tree-file", str(model), "missing"),
+        "mode": ("tree-file", str(model), "mode"),
+        "extra": ("tree-file", f"{model}.old", "extra"),
+        "directory mode": ("directory", box.path("secrets"), "mode"),
+        "secret": ("file", box.path("secrets/keys.json"), "content"),
+        "certificate": ("identity", box.path("pki/box.crt"), "certificate"),
+        "key": ("identity", box.path("pki/box.key"), "content"),
+        "link": ("link", box.path("current"), "target"),
+    }[damage]
+    actions: dict[str, Callable[[], Any]] = {
+        "missing": model.unlink,
+        "mode": lambda: model.chmod(0o600),
+        "extra": lambda: Path(f"{model}.old").write_text("x"),
+        "directory mode": lambda: (box.prefix / "secrets").chmod(0o755),
+        "secret": lambda: (box.prefix / "secrets/keys.json").write_text("other"),
+        "certificate": (box.prefix / "pki/box.crt").unlink,
+        "key": lambda: (box.prefix / "pki/box.key").write_text("other"),
+        "link": lambda: ((box.prefix / "current").unlink(), (box.prefix / "current").symlink_to("/nonexistent")),
+    }
+    actions[damage]()
+    changes, _ = box.provision(desired)
+    assert (changes[0].kind, changes[0].path, changes[0].why) == expected
+    new_certificate = damage in ("certificate", "key")
+    assert {one.path for one in changes[1:]} == ({"answers", "sleeps"} if new_certificate else set())
+    assert box.provision(desired)[0] == ()
+
+
+def test_new_release_restarts_only_what_changed(box: LocalBox) -> None:
+    box.provision(box.desired())
+    before = pids(box)
+    changes, result = box.provision(box.desired(marker="second"))
+    assert result is not None
+    assert result.restarted == ("answers",)
+    assert [one.kind for one in changes] == ["tree", "link", "program"]
+    assert '+ "marker": "second"' in changes[0].text_diff
+    after = pids(box)
+    assert after["sleeps"] == before["sleeps"]
+    assert after["answers"] != before["answers"]
+
+
+def test_failed_health_gate_rolls_back_after_collecting_logs(box: LocalBox) -> None:
+    good = box.desired()
+    box.provision(good)
+    with pytest.raises(BoxError) as caught:
+        box.provision(box.desired(state="failed"))
+    error = caught.value
+    assert error.exit_code is ExitCode.ROLLED_BACK
+    assert "answers says failed, expected loaded or ready" in error.message
+    assert "the previous release is active again" in error.message
+    assert "program starts with state failed" in error.detail
+    assert os.readlink(box.prefix / "current") == good.links[0].target
+    with box.session() as session:
+        assert diff(good, session.facts(good)) == ()
+
+
+def test_first_release_that_fails_says_that_there_is_no_way_back(box: LocalBox) -> None:
+    with pytest.raises(BoxError) as caught:
+        box.provision(box.desired(state="failed"))
+    assert caught.value.exit_code is ExitCode.FAILED
+    assert "no previous release" in caught.value.message
+    changes, _ = box.provision(box.desired())
+    assert {"link", "program"} <= {one.kind for one in changes}
+    assert box.provision(box.desired())[0] == ()
+
+
+def test_two_runs_at_once_the_second_names_the_first(box: LocalBox) -> None:
+    desired = box.desired()
+    with box.session() as first, box.session() as second:
+        first.facts(desired)
+        with pytest.raises(BoxError) as caught:
+            second.facts(desired)
+    assert caught.value.exit_code is ExitCode.LOCKED
+    assert "another provisioning run holds the box" in caught.value.message
+    assert box.provision(desired)[1] is not None
+
+
+def test_check_writes_nothing(box: LocalBox, snapshot: Callable[[Path], Snapshot]) -> None:
+    desired = box.desired()
+    facts = box.facts(desired, texts=True)
+    assert diff(desired, facts)
+    assert not box.prefix.exists()
+    assert list(box.run.iterdir()) == []
+    box.provision(desired)
+    before = snapshot(box.prefix)
+    assert diff(box.desired(marker="other"), box.facts(box.desired(marker="other"), texts=True))
+    assert snapshot(box.prefix) == before
+
+
+def test_stop_ends_every_process(box: LocalBox) -> None:
+    desired = box.desired()
+    box.provision(desired)
+    running = pids(box)
+    with box.session() as session:
+        assert set(session.stop(desired)) == {"answers", "sleeps"}
+    assert not [pid for pid in running.values() if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()]
+    with box.session() as session:
+        assert session.stop(desired) == ()
+    changes, result = box.provision(desired)
+    assert result is not None
+    assert {one.kind for one in changes} == {"supervisor", "program"}
