@@ -9,6 +9,8 @@ import pytest
 
 pytest_plugins = ["tests.lab.fixtures"]  # one lab a run, shared by every room
 
+pytest_plugins = ["tests.lab.fixtures"]
+
 _seconds_per_room: dict[str, float] = defaultdict(float)
 
 
