@@ -22,7 +22,7 @@ from fleet.gateway.events import EventWriter
 from fleet.gateway.fields import decode_body
 from fleet.gateway.generation import Deadlines, Generation, Job
 from fleet.gateway.metrics import GatewayMetrics
-from fleet.gateway.middleware import REQUEST_ID_HEADER, context_of, make_middleware
+from fleet.gateway.middleware import REQUEST_ID_HEADER, current_request, make_middleware
 from fleet.gateway.requests import ChatRequest, CompletionRequest, GenerationOptions, parse_chat, parse_completion
 from fleet.gateway.responses import ChatShape, ChoiceText, CompletionShape, Shape, usage
 from fleet.gateway.vocabulary import Vocabulary
@@ -142,7 +142,7 @@ class Gateway:
         room = backend.context_tokens - len(prompt)
         seed = options.sampling.seed if options.seeded else secrets.randbits(64)
         job = Job(
-            request_id=context_of(request).request_id,
+            request_id=current_request().request_id,
             sequence_ids=tuple(secrets.randbits(64) for _ in range(options.choices)),
             prompt=prompt,
             max_tokens=room if options.max_tokens is None else min(options.max_tokens, room),
@@ -161,7 +161,7 @@ class Gateway:
             include_usage=options.include_usage,
         )
         self.metrics.prompt_tokens.inc(len(prompt))
-        log = context_of(request).log
+        log = current_request().log
         log.update(stream_id=stream_id, model=options.model, pipeline=backend.config.name, prompt_tokens=len(prompt))
         try:
             if options.stream:
@@ -204,7 +204,7 @@ async def _stream(request: web.Request, generation: Generation, shape: Shape, st
     """Send the choices as they come. An error before the first byte is raised, a later one becomes an event."""
     writer = EventWriter(
         request,
-        {STREAM_ID_HEADER: stream_id, REQUEST_ID_HEADER: context_of(request).request_id, "X-Accel-Buffering": "no"},
+        {STREAM_ID_HEADER: stream_id, REQUEST_ID_HEADER: current_request().request_id, "X-Accel-Buffering": "no"},
     )
     try:
         async with aclosing(generation.deltas()) as deltas:
@@ -216,7 +216,7 @@ async def _stream(request: web.Request, generation: Generation, shape: Shape, st
     except ApiError as error:
         if not writer.sent:
             raise
-        context_of(request).log.update(outcome=error.outcome, error=error.message)
+        current_request().log.update(outcome=error.outcome, error=error.message)
         await writer.send(error.body())
         writer.response.force_close()
     await writer.done()

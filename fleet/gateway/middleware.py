@@ -6,6 +6,7 @@ import asyncio
 import re
 import secrets
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +25,6 @@ CERTIFICATE_PATHS = ("/health", "/metrics")
 """A certificate of the site's CA opens these as well as an API key does: scrapes and `fleet status` have one."""
 COUNTED_PATHS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 
-_CONTEXT = "fleet_context"
-
 
 @dataclass
 class RequestContext:
@@ -40,10 +39,12 @@ class RequestContext:
     log: dict[str, Any] = field(default_factory=lambda: {"outcome": "ok"})
 
 
-def context_of(request: web.Request) -> RequestContext:
-    """The context that the middleware made for a request."""
-    context: RequestContext = request[_CONTEXT]
-    return context
+_current: ContextVar[RequestContext] = ContextVar("fleet_gateway_request")
+
+
+def current_request() -> RequestContext:
+    """The context that the middleware made for the request of this task."""
+    return _current.get()
 
 
 def request_id_of(sent: str | None) -> str:
@@ -63,7 +64,7 @@ def make_middleware(keys: ApiKeys, metrics: GatewayMetrics) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         started = time.monotonic()
         context = RequestContext(request_id_of(request.headers.get(REQUEST_ID_HEADER)))
-        request[_CONTEXT] = context
+        token = _current.set(context)
         log = context.log
         status = 499  # as nginx logs a client that went away; never sent
         try:
@@ -74,6 +75,7 @@ def make_middleware(keys: ApiKeys, metrics: GatewayMetrics) -> Middleware:
             log["outcome"] = "cancelled"
             raise
         finally:
+            _current.reset(token)
             endpoint = COUNTED_PATHS.get(request.path) if request.method == "POST" else None
             if endpoint is not None:
                 metrics.requests.labels(endpoint, log["outcome"]).inc()
@@ -92,7 +94,7 @@ def make_middleware(keys: ApiKeys, metrics: GatewayMetrics) -> Middleware:
 
 async def _answer(request: web.Request, handler: Handler, keys: ApiKeys) -> web.StreamResponse:
     """Authorise and handle; whatever goes wrong before the first byte becomes an error of the API."""
-    context = context_of(request)
+    context = current_request()
     log = context.log
     try:
         _authorise(request, keys, log)

@@ -92,11 +92,12 @@ class StopScanner:
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that may be shown, and how many of the tokens pushed are wholly accounted for by what was shown.
+    """Text that may be shown, and how many of the tokens pushed are in what was shown.
 
     Attributes:
         text: new characters.
-        tokens: number of tokens, from the first, whose text has begun to show; their log-probabilities may be shown.
+        tokens: number of tokens, from the first, whose text has been shown wholly; their log-probabilities may be
+            shown. A token cut by a stop string is not among them, as its text may hold the stop string.
     """
 
     text: str
@@ -108,6 +109,7 @@ class TextStream:
 
     Attributes:
         starts: for each token pushed, the number of characters before it.
+        ends: the number of characters complete with it.
         stopped: a stop string was found.
     """
 
@@ -118,6 +120,7 @@ class TextStream:
         self._shown_characters = 0
         self._shown_tokens = 0
         self.starts: list[int] = []
+        self.ends: list[int] = []
 
     @property
     def stopped(self) -> bool:
@@ -129,6 +132,7 @@ class TextStream:
         self.starts.append(self._decoded_characters)
         text = self._detokeniser.push(token_id)
         self._decoded_characters += len(text)
+        self.ends.append(self._decoded_characters)
         return self._show(self._scanner.push(text), final=False)
 
     def flush(self) -> Piece:
@@ -139,8 +143,9 @@ class TextStream:
     def _show(self, text: str, *, final: bool) -> Piece:
         self._shown_characters += len(text)
         # a token without text of its own (a special one) shows with the text after it, or when the answer ends
-        while self._shown_tokens < len(self.starts) and (
-            final or self.starts[self._shown_tokens] < self._shown_characters
-        ):
+        while self._shown_tokens < len(self.starts) and (final or self._is_shown(self._shown_tokens)):
             self._shown_tokens += 1
         return Piece(text, self._shown_tokens)
+
+    def _is_shown(self, token: int) -> bool:
+        return self.starts[token] < self._shown_characters >= self.ends[token]

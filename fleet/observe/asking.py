@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from fleet.errors import ExitCode, FleetError
-from fleet.observe.site_access import Endpoint
+from fleet.observe.site_access import Endpoint, connect_reason
 
 CONNECT_SECONDS = 5.0
 QUIET_SECONDS = 5.0
@@ -96,7 +96,7 @@ class Asker:
         except aiohttp.ClientSSLError as error:
             raise self._failed(f"no TLS connection: {error}") from None
         except aiohttp.ClientConnectorError as error:
-            raise self._failed(error.strerror or str(error.os_error), ExitCode.UNREACHABLE) from None
+            raise self._failed(connect_reason(error), ExitCode.UNREACHABLE) from None
         except asyncio.TimeoutError:
             raise self._failed(f"no connection within {CONNECT_SECONDS:g} s", ExitCode.UNREACHABLE) from None
         except aiohttp.ClientError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from fleet.observe.site_access import Endpoint, Endpoints
+from fleet.observe.site_access import Endpoint, Endpoints, connect_reason
 
 HEALTH_DEADLINE_SECONDS = 2.0
 MAX_HEALTH_BYTES = 2**20
@@ -74,6 +74,6 @@ async def _ask(session: aiohttp.ClientSession, endpoint: Endpoint) -> Answer:
     except asyncio.TimeoutError:
         return Answer(None, unreachable=True, error=f"{where}: no answer within {HEALTH_DEADLINE_SECONDS:g} s")
     except aiohttp.ClientConnectorError as error:
-        return Answer(None, unreachable=True, error=f"{where}: {error.strerror or error.os_error}")
+        return Answer(None, unreachable=True, error=f"{where}: {connect_reason(error)}")
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return Answer(None, error=f"{where}: {type(error).__name__}: {error}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import aiohttp
 
 from fleet.errors import FleetError
 from fleet.inventory.sitefile import SiteFile
@@ -37,6 +40,12 @@ class Endpoints:
 
     gateway: Endpoint | None
     stages: Mapping[str, Endpoint]
+
+
+def connect_reason(error: aiohttp.ClientConnectorError) -> str:
+    """Why a connection could not be made, in the system's words; aiohttp's own name only the address again."""
+    number = error.os_error.errno
+    return os.strerror(number) if number is not None and number > 0 else str(error.os_error)
 
 
 def load_endpoints(site_file: SiteFile) -> Endpoints:

@@ -1,0 +1,210 @@
+"""`fleet ask` and `fleet status` as processes, against listeners with the site's certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tokenizers import Tokenizer
+
+from fleet.observe.asking import QUIET_SECONDS
+from stage_runtime.link.messages import FinishedEvent, TokenEvent
+from stage_runtime.link.tls import TlsIdentity
+from tests.gateway.site import KEY, Pki, ScriptedPipeline, make_pki, running, says, write_model
+from tests.observe.test_status import STAGE
+
+INVENTORY = """
+site: demo
+prefix: prefix
+device_profiles:
+  pc: {architecture: x86_64, torch: {version: "2.13.0"}}
+box_defaults: {connection: local, address: 127.0.0.1, profile: pc}
+boxes:
+  box1: {roles: [stage]}
+  control: {roles: [coordinator, gateway]}
+models:
+  tiny: {source: {path: tiny.gguf}, licence: Apache-2.0}
+pipelines:
+  main: {model: tiny, boxes: [box1]}
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site's directory on the operator's side."""
+
+    directory: Path
+    pki: Pki
+
+    @property
+    def inventory(self) -> Path:
+        return self.directory / "site.yaml"
+
+    def write_endpoints(self, *, gateway_port: int, stage_port: int) -> None:
+        def entry(box: str, port: int) -> dict[str, Any]:
+            return {"host": "127.0.0.1", "port": port, "server_name": f"{box}.demo.fleet.internal"}
+
+        document = {"schema": 1, "gateway": entry("control", gateway_port), "gateway_loopback": None,
+                    "stages": {"box1": entry("control", stage_port)}}  # fmt: skip
+        (self.directory / ".fleet" / "demo" / "endpoints.json").write_text(json.dumps(document))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    (tmp_path / "site.yaml").write_text(INVENTORY)
+    state = tmp_path / ".fleet" / "demo"
+    pki = make_pki(state)
+    (state / "api_key").write_text(KEY + "\n")
+    write_model(tmp_path / "model")
+    return Site(tmp_path, pki)
+
+
+@pytest.fixture
+def tokenizer(site: Site) -> Tokenizer:
+    return Tokenizer.from_file(str(site.directory / "model" / "tokenizer.json"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def stage_of(site: Site, document: dict[str, Any], status: int = 200) -> AsyncIterator[int]:
+    """A stage's health port: mutual TLS, one document."""
+
+    async def health(request: web.Request) -> web.Response:
+        return web.json_response(document, status=status)
+
+    application = web.Application()
+    application.add_routes([web.get("/health", health)])
+    runner = web.AppRunner(application)
+    await runner.setup()
+    context = TlsIdentity(site.pki.ca, site.pki.certificate, site.pki.key).server_context()
+    assert context.verify_mode == ssl.CERT_REQUIRED
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    yield runner.addresses[0][1]
+    await runner.cleanup()
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "fleet.cli.main",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+async def fleet(*arguments: str) -> tuple[int, str, str]:
+    process = await start(*arguments)
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_ask_prints_the_answer(site: Site, tokenizer: Tokenizer) -> None:
+    pipeline = ScriptedPipeline(says(tokenizer, "the lazy dog €"))
+    async with running(site.directory, site.pki, {"main": pipeline}) as gateway:
+        site.write_endpoints(gateway_port=gateway.https_port, stage_port=1)
+        options = ("--max-tokens", "40", "--temperature", "0", "--seed", "5", "--system", "be brief")
+        answer = await fleet("ask", "hi", "-i", str(site.inventory), *options)
+        code, out, _ = await fleet("ask", "hi", "-i", str(site.inventory), "-o", "json")
+    assert answer == (0, "the lazy dog €\n", "")
+    request = pipeline.requests[0]
+    assert (request.max_tokens, request.sampling.temperature, request.sampling.seed) == (40, 0.0, 5)
+    assert "be brief" in tokenizer.decode(list(request.prompt))
+    data = json.loads(out)["data"]
+    assert (code, data["text"], data["finish_reason"]) == (0, "the lazy dog €", "stop")
+    assert data["usage"]["completion_tokens"] > 0
+
+
+async def test_ask_shows_each_token_as_it_comes_and_ctrl_c_cancels(site: Site, tokenizer: Tokenizer) -> None:
+    token = tokenizer.encode("one").ids[0]
+    pipeline = ScriptedPipeline(lambda request: [TokenEvent(0, token), asyncio.Event()])
+    async with running(site.directory, site.pki, {"main": pipeline}) as gateway:
+        site.write_endpoints(gateway_port=gateway.https_port, stage_port=1)
+        process = await start("ask", "hi", "-i", str(site.inventory))
+        assert process.stdout is not None
+        assert await process.stdout.readexactly(1) == tokenizer.decode([token])[:1].encode()
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+        await pipeline.closing.wait()
+    assert process.returncode == 130
+    assert "Traceback" not in err.decode()
+    assert pipeline.closed == [pipeline.requests[0].sequence_id]
+
+
+async def test_ask_says_what_it_waits_for(site: Site, tokenizer: Tokenizer) -> None:
+    pipeline = ScriptedPipeline(lambda request: [asyncio.Event()])
+    async with running(site.directory, site.pki, {"main": pipeline}) as gateway:
+        site.write_endpoints(gateway_port=gateway.https_port, stage_port=1)
+        process = await start("ask", "hi", "-i", str(site.inventory))
+        assert process.stderr is not None
+        line = (await process.stderr.readline()).decode()
+        process.kill()
+        await process.communicate()
+    assert f"waiting for the first token from {gateway.url.replace('localhost', '127.0.0.1')}" in line
+    assert f"{QUIET_SECONDS:.0f} s" in line
+
+
+async def test_ask_names_the_next_command(site: Site, tokenizer: Tokenizer) -> None:
+    code, _, err = await fleet("ask", "hi", "-i", str(site.inventory))
+    assert (code, "was not provisioned from here" in err, "next: fleet provision" in err) == (1, True, True)
+    site.write_endpoints(gateway_port=free_port(), stage_port=1)
+    code, _, err = await fleet("ask", "hi", "-i", str(site.inventory))
+    assert (code, "refused" in err, f"next: fleet status -i {site.inventory}" in err) == (3, True, True)
+    failed = FinishedEvent("unavailable", "the ring broke")
+    pipeline = ScriptedPipeline(says(tokenizer, "the dog", after=failed))
+    async with running(site.directory, site.pki, {"main": pipeline}) as gateway:
+        site.write_endpoints(gateway_port=gateway.https_port, stage_port=1)
+        code, out, err = await fleet("ask", "hi", "-i", str(site.inventory))
+        assert (code, out, "broke off: the ring broke" in err) == (1, "the dog", True)
+        code, _, err = await fleet("ask", "hi", "-i", str(site.inventory), "--model", "other")
+        assert (code, "there is tiny" in err) == (1, True)
+        (site.directory / ".fleet" / "demo" / "api_key").write_text("another")
+        code, _, err = await fleet("ask", "hi", "-i", str(site.inventory))
+        assert (code, "API key is not known" in err) == (1, True)
+    assert "Traceback" not in err
+
+
+async def test_status_shows_the_site(site: Site, tokenizer: Tokenizer) -> None:
+    pipeline = ScriptedPipeline(says(tokenizer, "x"))
+    async with running(site.directory, site.pki, {"main": pipeline}) as gateway, stage_of(site, STAGE) as port:
+        site.write_endpoints(gateway_port=gateway.https_port, stage_port=port)
+        code, out, err = await fleet("status", "-i", str(site.inventory))
+        assert (code, err) == (0, "gateway: ready\n")
+        assert out.splitlines()[1].split("\t")[:4] == ["box1", "ready", "0-10", "embedding+head"]
+        code, out, _ = await fleet("status", "-i", str(site.inventory), "-o", "json")
+        document = json.loads(out)
+        assert (document["kind"], document["data"]["stages"][0]["layers"]) == ("status", [0, 11])
+        site.write_endpoints(gateway_port=gateway.https_port, stage_port=free_port())
+        code, out, _ = await fleet("status", "-i", str(site.inventory))
+        assert (code, "unreachable" in out) == (3, True)
+
+
+async def test_status_of_a_failed_stage(site: Site, tokenizer: Tokenizer) -> None:
+    failed = {**STAGE, "state": "failed", "reason": "layer-003.safetensors: digest differs"}
+    async with stage_of(site, failed, 503) as port:
+        site.write_endpoints(gateway_port=free_port(), stage_port=port)
+        code, out, err = await fleet("status", "-i", str(site.inventory))
+    assert code == 1
+    assert "digest differs" in out
+    assert "gateway: unreachable" in err
