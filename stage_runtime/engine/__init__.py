@@ -1,0 +1,1 @@
+"""What a stage computes and when: scheduler, sampling, warm-up, probe."""

@@ -62,6 +62,7 @@ class Link:
     ) -> None:
         self.peer = peer
         self.closed_reason = ""
+        self._closed = asyncio.Event()
         self._reader = reader
         self._writer = writer
         self._timing = timing
@@ -106,6 +107,7 @@ class Link:
         """End the link at once; the first reason stands."""
         if not self.closed_reason:
             self.closed_reason = reason
+            self._closed.set()
             self._keepalive.cancel()
             self._writer.transport.abort()
 
@@ -114,12 +116,17 @@ class Link:
         if self.closed_reason:
             return
         self.closed_reason = reason
+        self._closed.set()
         self._keepalive.cancel()
         self._writer.close()
         try:
             await asyncio.wait_for(self._writer.wait_closed(), self._timing.silence_seconds)
         except (OSError, asyncio.TimeoutError):
             self._writer.transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Until either side has ended the link."""
+        await self._closed.wait()
 
     async def _keep_alive(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,1 @@
+"""The decoder family, its linear kernels and the KV cache."""

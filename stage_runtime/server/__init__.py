@@ -1,0 +1,1 @@
+"""The process on a stage box: configuration, ring, HTTP, admin socket, life cycle."""

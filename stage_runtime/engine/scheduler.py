@@ -1,0 +1,274 @@
+"""Which tokens go into the next micro-batch. Pure: no clock, no I/O, no torch; the first stage acts on it.
+
+Several micro-batches are in flight, at most one a stage (recurrent pipeline parallelism): while one is at the second
+stage the first computes another. Decode tokens that wait are coalesced into one micro-batch, up to an even share of
+the decoding sequences, so that every stage has work of the same size. Prompts go in chunks; chunks of one prompt may
+be in flight at once, because the links keep their order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from stage_runtime.link.messages import FinishedEvent, GenerateRequest, SamplingParameters, TokenEvent
+from stage_runtime.link.steps import PROBE_STEPS_ID, EntryStatus, Output, StepEntry, TokenKind, TokenResult
+
+# The gateway queues and answers 429 by its own limit; this one only bounds memory against a gateway that does not.
+QUEUED_SEQUENCES_LIMIT = 256
+U32 = 2**32
+LARGEST_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the plan allows.
+
+    Attributes:
+        max_sequences: sequences in flight at once.
+        max_tokens_per_sequence: prompt and answer together.
+        max_batch_sequences: sequences in one micro-batch.
+        prefill_chunk_tokens: prompt tokens in one micro-batch.
+        stages: micro-batches in flight at once.
+        vocab_size: token ids are below it.
+    """
+
+    max_sequences: int
+    max_tokens_per_sequence: int
+    max_batch_sequences: int
+    prefill_chunk_tokens: int
+    stages: int
+    vocab_size: int
+
+
+@dataclass
+class Sequence:
+    """An admitted request.
+
+    Attributes:
+        owner: the gateway's session; its sequences end with it.
+        sent: prompt tokens already in some micro-batch.
+        generated: tokens so far.
+    """
+
+    request: GenerateRequest
+    owner: Hashable
+    sent: int = 0
+    generated: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Work for the pipeline.
+
+    Attributes:
+        opened: sequences that begin with it.
+        entries: what each stage computes.
+        token_ids: tokens of all entries, one after another.
+    """
+
+    opened: tuple[GenerateRequest, ...]
+    entries: tuple[StepEntry, ...]
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """An event for the owner of a sequence."""
+
+    owner: Hashable
+    sequence_id: int
+    event: TokenEvent | FinishedEvent
+
+
+def request_problem(request: GenerateRequest, limits: Limits) -> str:
+    """Why a request can't be served; empty if it can."""
+    total = len(request.prompt) + request.max_tokens
+    if not request.prompt or request.max_tokens < 1:
+        return "prompt and max_tokens must have at least one token"
+    if total > limits.max_tokens_per_sequence:
+        return (
+            f"{len(request.prompt)} prompt tokens and {request.max_tokens} to generate are {total}, "
+            f"the limit is {limits.max_tokens_per_sequence}"
+        )
+    if any(token >= limits.vocab_size for token in request.prompt):
+        return f"token ids must be below {limits.vocab_size}"
+    if request.sequence_id >= PROBE_STEPS_ID:
+        return f"sequence id {request.sequence_id} is reserved"
+    return sampling_problem(request.sampling)
+
+
+def sampling_problem(sampling: SamplingParameters) -> str:
+    """Why sampling parameters are out of range; empty if they are not."""
+    if sampling.temperature < 0:
+        return f"temperature {sampling.temperature} is negative"
+    if not 0 < sampling.top_p <= 1:
+        return f"top_p {sampling.top_p} is not in (0, 1]"
+    if sampling.choice >= U32:
+        return f"choice {sampling.choice} is no u32"
+    if sampling.logprobs is not None and sampling.logprobs > LARGEST_TOP_LOGPROBS:
+        return f"logprobs {sampling.logprobs}, at most {LARGEST_TOP_LOGPROBS}"
+    return ""
+
+
+class Scheduler:
+    """Decides; see the module's text.
+
+    Args:
+        limits: what the plan allows.
+
+    Attributes:
+        batch_limit: least batch limit that any stage asked for lately, in sequences.
+        freed: ids whose KV caches every stage has to drop; the caller takes them.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.batch_limit = limits.max_batch_sequences
+        self.freed: list[int] = []
+        self._queue: deque[Sequence] = deque()
+        self._active: dict[int, Sequence] = {}  # in order of admission
+        self._ready: deque[int] = deque()  # decode tokens that wait, oldest first
+        self._in_flight = 0
+
+    @property
+    def active_sequences(self) -> int:
+        """Sequences that hold KV caches."""
+        return len(self._active)
+
+    @property
+    def queued_sequences(self) -> int:
+        """Sequences that wait for room."""
+        return len(self._queue)
+
+    def submit(self, request: GenerateRequest, owner: Hashable) -> FinishedEvent | None:
+        """Take a request into the queue, or say at once why not."""
+        prompt = len(request.prompt)
+        if problem := request_problem(request, self.limits):
+            return FinishedEvent("invalid", problem, prompt)
+        if request.sequence_id in self._active or any(
+            queued.request.sequence_id == request.sequence_id for queued in self._queue
+        ):
+            return FinishedEvent("invalid", f"sequence {request.sequence_id} is already open", prompt)
+        if len(self._queue) >= QUEUED_SEQUENCES_LIMIT:
+            return FinishedEvent("overloaded", f"{QUEUED_SEQUENCES_LIMIT} sequences wait already", prompt)
+        self._queue.append(Sequence(request, owner))
+        return None
+
+    def cancel(self, sequence_id: int, owner: Hashable) -> list[Delivery]:
+        """The owner wants no more of a sequence. What is under way is computed and dropped."""
+        for queued in self._queue:
+            if queued.request.sequence_id == sequence_id and queued.owner == owner:
+                self._queue.remove(queued)
+                return [self._finished(queued, FinishedEvent("cancelled"))]
+        sequence = self._active.get(sequence_id)
+        if sequence is None or sequence.owner != owner:
+            return []
+        return [self._end(sequence, FinishedEvent("cancelled"))]
+
+    def cancel_owner(self, owner: Hashable) -> None:
+        """The owner is gone; nobody hears of the end of its sequences."""
+        self._queue = deque(queued for queued in self._queue if queued.owner != owner)
+        for sequence in [active for active in self._active.values() if active.owner == owner]:
+            self._end(sequence, FinishedEvent("cancelled"))
+
+    def end_all(self, event: FinishedEvent) -> list[Delivery]:
+        """The ring broke: every sequence ends, nothing is in flight any more."""
+        deliveries = [self._finished(sequence, event) for sequence in (*self._active.values(), *self._queue)]
+        self._active.clear()
+        self._queue.clear()
+        self._ready.clear()
+        self.freed.clear()
+        self._in_flight = 0
+        return deliveries
+
+    def next_micro_batch(self) -> MicroBatch | None:
+        """What to compute now; None while enough is in flight or nothing waits."""
+        if self._in_flight >= self.limits.stages:
+            return None
+        opened = self._admit()
+        entries: list[StepEntry] = []
+        token_ids: list[int] = []
+        self._add_decodes(entries, token_ids)
+        self._add_prompts(entries, token_ids)
+        if not entries:
+            return None
+        self._in_flight += 1
+        return MicroBatch(tuple(sequence.request for sequence in opened), tuple(entries), token_ids)
+
+    def complete(self, results: tuple[TokenResult, ...], batch_limit: int) -> list[Delivery]:
+        """A micro-batch came back."""
+        self._in_flight -= 1
+        self.batch_limit = max(1, min(batch_limit, self.limits.max_batch_sequences))
+        deliveries: list[Delivery] = []
+        for result in results:
+            sequence = self._active.get(result.sequence_id)
+            if sequence is None:  # cancelled meanwhile
+                continue
+            if result.status is not EntryStatus.OK:
+                message = f"a stage is at position {result.kv_len}, not {result.position}"
+                deliveries.append(self._end(sequence, FinishedEvent("unavailable", message)))
+            elif result.kind in (TokenKind.TOKEN, TokenKind.TOKEN_WITH_LOGPROB):
+                deliveries += self._token(sequence, result)
+        return deliveries
+
+    def _admit(self) -> list[Sequence]:
+        opened = []
+        while self._queue and len(self._active) < self.limits.max_sequences:
+            sequence = self._queue.popleft()
+            self._active[sequence.request.sequence_id] = sequence
+            opened.append(sequence)
+        return opened
+
+    def _add_decodes(self, entries: list[StepEntry], token_ids: list[int]) -> None:
+        decoding = sum(1 for sequence in self._active.values() if sequence.generated)
+        share = -(-decoding // self.limits.stages)
+        while self._ready and len(entries) < min(share, self.batch_limit):
+            sequence = self._active[self._ready.popleft()]
+            position = len(sequence.request.prompt) + len(sequence.generated) - 1
+            entries.append(StepEntry(sequence.request.sequence_id, position, 1, Output.LAST))
+            token_ids.append(sequence.generated[-1])
+
+    def _add_prompts(self, entries: list[StepEntry], token_ids: list[int]) -> None:
+        room = self.limits.prefill_chunk_tokens
+        for sequence in self._active.values():
+            if room <= 0 or len(entries) >= self.batch_limit:
+                return
+            prompt = sequence.request.prompt
+            rows = min(room, len(prompt) - sequence.sent)
+            if rows <= 0:
+                continue
+            last = sequence.sent + rows == len(prompt)
+            output = Output.LAST if last else Output.NONE
+            entries.append(StepEntry(sequence.request.sequence_id, sequence.sent, rows, output))
+            token_ids += prompt[sequence.sent : sequence.sent + rows]
+            sequence.sent += rows
+            room -= rows
+
+    def _token(self, sequence: Sequence, result: TokenResult) -> list[Delivery]:
+        request = sequence.request
+        if result.token_id in request.stop_token_ids:
+            return [self._end(sequence, FinishedEvent("stop"))]
+        logprob = result.value if result.kind is TokenKind.TOKEN_WITH_LOGPROB else None
+        event = TokenEvent(len(sequence.generated), result.token_id, logprob, result.alternatives)
+        sequence.generated.append(result.token_id)
+        deliveries = [Delivery(sequence.owner, request.sequence_id, event)]
+        if len(sequence.generated) >= request.max_tokens:
+            deliveries.append(self._end(sequence, FinishedEvent("length")))
+        else:
+            self._ready.append(request.sequence_id)
+        return deliveries
+
+    def _end(self, sequence: Sequence, event: FinishedEvent) -> Delivery:
+        sequence_id = sequence.request.sequence_id
+        del self._active[sequence_id]
+        if sequence_id in self._ready:
+            self._ready.remove(sequence_id)
+        self.freed.append(sequence_id)
+        return self._finished(sequence, event)
+
+    @staticmethod
+    def _finished(sequence: Sequence, event: FinishedEvent) -> Delivery:
+        counted = FinishedEvent(event.reason, event.message, len(sequence.request.prompt), len(sequence.generated))
+        return Delivery(sequence.owner, sequence.request.sequence_id, counted)

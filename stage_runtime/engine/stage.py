@@ -1,0 +1,203 @@
+"""The compute side of one stage: layers, KV caches and samplers. Called from the compute thread only."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+
+import torch
+
+from stage_runtime.checkpoint.manifest import LlamaConfig
+from stage_runtime.engine.probe import Probe
+from stage_runtime.engine.sampling import Sampler
+from stage_runtime.link.messages import SamplingParameters
+from stage_runtime.link.steps import (
+    PROBE_STEPS_ID,
+    PROBE_WHOLE_ID,
+    EntryStatus,
+    Output,
+    Step,
+    StepEntry,
+    TokenKind,
+    TokenResult,
+    Tokens,
+    WireDtype,
+)
+from stage_runtime.model.kv_cache import KvCache
+from stage_runtime.model.llama import Decoder, Span
+from stage_runtime.model.load import StageWeights
+
+_WIRE_TO_TORCH = {WireDtype.FP32: torch.float32, WireDtype.FP16: torch.float16, WireDtype.BF16: torch.bfloat16}
+_PROBE_IDS = (PROBE_WHOLE_ID, PROBE_STEPS_ID)
+
+
+class EngineError(Exception):
+    """A neighbour asked for what the protocol does not allow; the ring has to form anew."""
+
+
+@dataclass
+class _Sequence:
+    """What a stage keeps of a sequence."""
+
+    cache: KvCache
+    sampler: Sampler
+
+
+class StageEngine:
+    """Computes micro-batches of one stage.
+
+    Args:
+        config: the model.
+        weights: what this stage holds.
+        kv_block_tokens: KV caches grow by multiples of this.
+        max_sequences: most sequences open at once (the plan's; the probe's two come on top).
+
+    Attributes:
+        kv_bytes: bytes of all KV caches.
+    """
+
+    def __init__(self, config: LlamaConfig, weights: StageWeights, kv_block_tokens: int, max_sequences: int) -> None:
+        self.config = config
+        self.kv_bytes = 0
+        self._weights = weights
+        self._decoder = Decoder(config, weights.layers)
+        self._kv_block_tokens = kv_block_tokens
+        self._max_sequences = max_sequences
+        self._sequences: dict[int, _Sequence] = {}
+        self._probe = Probe()
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that hold a KV cache here."""
+        return len(self._sequences)
+
+    def open(self, sequence_id: int, sampling: SamplingParameters) -> None:
+        """Make room for a sequence.
+
+        Raises:
+            EngineError: it is open already, or there are too many.
+        """
+        if sequence_id in self._sequences:
+            raise EngineError(f"sequence {sequence_id} is open already")
+        if len(self._sequences) >= self._max_sequences + len(_PROBE_IDS):
+            raise EngineError(f"more than {self._max_sequences} sequences are open")
+        cache = KvCache(self.config, len(self._weights.layers), self._kv_block_tokens)
+        self._sequences[sequence_id] = _Sequence(cache, Sampler(sampling))
+        if sequence_id == PROBE_WHOLE_ID:
+            self._probe = Probe()
+
+    def free(self, sequence_ids: tuple[int, ...]) -> None:
+        """Drop sequences; unknown ids are no error (a cancel may cross their end)."""
+        for sequence_id in sequence_ids:
+            self._sequences.pop(sequence_id, None)
+        self._count_kv()
+
+    def free_all(self) -> None:
+        """Drop every sequence: the ring broke."""
+        self._sequences.clear()
+        self._probe = Probe()
+        self._count_kv()
+
+    def embed(self, entries: tuple[StepEntry, ...], token_ids: list[int], batch_limit: int) -> Step:
+        """First stage: token ids → a step with their embeddings.
+
+        Args:
+            token_ids: of all entries, one after another.
+        """
+        if self._weights.embedding is None:
+            raise EngineError("this stage holds no embedding")
+        rows = self._weights.embedding.read(token_ids)
+        return Step(entries, _to_bytes(rows), self.config.hidden_size, batch_limit)
+
+    @torch.inference_mode()
+    def forward(self, step: Step) -> Step:
+        """Run the own layers over a micro-batch.
+
+        Entries whose position is not this stage's KV length are not computed; they go on without rows and say so.
+        """
+        hidden = _from_bytes(step)
+        entries: list[StepEntry] = []
+        spans: list[Span] = []
+        pieces: list[torch.Tensor] = []
+        start = 0
+        for entry in step.entries:
+            rows = hidden[start : start + entry.rows]
+            start += entry.rows
+            sequence = self._sequences.get(entry.sequence_id)
+            kv_len = sequence.cache.length if sequence else 0
+            if entry.status is EntryStatus.OK and (sequence is None or kv_len != entry.position):
+                entry = replace(entry, rows=0, status=EntryStatus.POSITION_DIFFERS, kv_len=kv_len)  # noqa: PLW2901
+            elif sequence is not None and entry.rows:
+                spans.append(Span(sequence.cache, entry.rows))
+                pieces.append(rows)
+            entries.append(entry)
+        if not spans:
+            return replace(step, entries=tuple(entries), hidden=b"")
+        if self._weights.layers:
+            hidden = self._decoder(torch.cat(pieces) if len(pieces) > 1 else pieces[0], spans)
+            self._count_kv()
+        return replace(step, entries=tuple(entries), hidden=_to_bytes(hidden))
+
+    def outputs(self, step: Step) -> Step:
+        """Last stage: keep only the rows that the head has to see."""
+        hidden = _from_bytes(step)
+        entries, pieces, start = [], [], 0
+        for entry in step.entries:
+            end = start + entry.rows
+            rows = {Output.NONE: 0, Output.LAST: min(1, entry.rows), Output.ALL: entry.rows}[entry.output]
+            pieces.append(hidden[end - rows : end])
+            entries.append(replace(entry, rows=rows))
+            start = end
+        data = _to_bytes(torch.cat(pieces)) if pieces else b""
+        return replace(step, entries=tuple(entries), hidden=data)
+
+    @torch.inference_mode()
+    def head(self, step: Step) -> Tokens:
+        """The head's holder: the rows of `outputs` → sampled tokens."""
+        if self._weights.head is None:
+            raise EngineError("this stage holds no head")
+        hidden = _from_bytes(step)
+        logits = self._weights.head.logits(hidden) if hidden.shape[0] else hidden
+        results, start = [], 0
+        for entry in step.entries:
+            rows = logits[start : start + entry.rows]
+            start += entry.rows
+            results.append(self._result(entry, rows))
+        return Tokens(tuple(results), step.batch_limit)
+
+    def _result(self, entry: StepEntry, logits: torch.Tensor) -> TokenResult:
+        if entry.status is not EntryStatus.OK or not entry.rows:
+            return TokenResult(entry.sequence_id, entry.position, TokenKind.NOTHING, entry.status, entry.kv_len)
+        if entry.sequence_id in _PROBE_IDS:
+            difference = self._probe.add(entry.position, logits)
+            return TokenResult(entry.sequence_id, entry.position, TokenKind.PROBE, value=difference)
+        sequence = self._sequences.get(entry.sequence_id)
+        if sequence is None:  # cancelled while its step was on its way back to the head
+            return TokenResult(entry.sequence_id, entry.position, TokenKind.NOTHING)
+        sample = sequence.sampler.next_token(logits[-1])
+        kind = TokenKind.TOKEN if sample.logprob is None else TokenKind.TOKEN_WITH_LOGPROB
+        return TokenResult(
+            entry.sequence_id,
+            entry.position,
+            kind,
+            token_id=sample.token_id,
+            value=sample.logprob or 0.0,
+            alternatives=sample.alternatives,
+        )
+
+    def _count_kv(self) -> None:
+        self.kv_bytes = sum(sequence.cache.size_bytes for sequence in self._sequences.values())
+
+
+def _from_bytes(step: Step) -> torch.Tensor:
+    """[rows, hidden] FP32; a copy, because frames are immutable."""
+    if not step.hidden:
+        return torch.empty(0, step.hidden_size)
+    tensor = torch.frombuffer(bytearray(step.hidden), dtype=_WIRE_TO_TORCH[step.dtype])
+    return tensor.view(-1, step.hidden_size).float()
+
+
+def _to_bytes(hidden: torch.Tensor) -> bytes:
+    """[rows, hidden] FP32 as raw little-endian bytes (x86-64 and aarch64 are little-endian)."""
+    hidden = hidden.contiguous()
+    return ctypes.string_at(hidden.data_ptr(), hidden.nbytes)  # numpy is no dependency of a stage

@@ -1,0 +1,91 @@
+"""Admin unix socket: one JSON object a line in, one a line out; for guards and operators on the box itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from stage_runtime.server.state import StageState
+
+LINE_BYTES = 64 * 1024
+
+
+class AdminServer:
+    """Answers {"op": "health"} and {"op": "batch-limit", "sequences": n}.
+
+    Args:
+        state: what to show and change.
+        path: the socket; mode 0600.
+    """
+
+    def __init__(self, state: StageState, path: Path) -> None:
+        self._state = state
+        self._path = path
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen; a socket left over by a power cut is replaced.
+
+        Raises:
+            OSError: the directory is missing, or another process answers on the socket.
+        """
+        listener = await asyncio.to_thread(_bind, self._path)
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=LINE_BYTES)
+
+    async def close(self) -> None:
+        """Stop listening and remove the socket."""
+        if self._server is None:
+            return
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._path.unlink, missing_ok=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                writer.write(json.dumps(self._answer(line)).encode() + b"\n")
+                await writer.drain()
+        except (ValueError, ConnectionError) as error:  # ValueError: the line is too long
+            writer.write(json.dumps({"error": str(error)}).encode() + b"\n")
+        finally:
+            writer.close()
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return {"error": f"no JSON: {error}"}
+        match request:
+            case {"op": "health"}:
+                return self._state.health()
+            case {"op": "batch-limit", "sequences": int(sequences)} if sequences >= 1:
+                self._state.batch_limit = min(sequences, self._state.config.max_batch_sequences)
+                return {"batch_limit_sequences": self._state.batch_limit}
+        return {"error": 'expected {"op": "health"} or {"op": "batch-limit", "sequences": n} with n ≥ 1'}
+
+
+def _bind(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(path)) == 0:
+                    raise OSError(f"{path}: another process listens there")
+            path.unlink()
+        listener.bind(str(path))
+        path.chmod(0o600)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,123 @@
+"""The first stage's view of the ring while it holds together: micro-batches go in, sampled tokens come out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from stage_runtime.engine.stage import StageEngine
+from stage_runtime.link.connection import Link, LinkError
+from stage_runtime.link.control import Free, Open, Ready, encode_control
+from stage_runtime.link.frames import Frame, FrameError, FrameType
+from stage_runtime.link.messages import SamplingParameters
+from stage_runtime.link.steps import Step, StepEntry, Tokens, decode_step, decode_tokens, encode_step
+from stage_runtime.server.compute import ComputeThread
+
+U32 = 2**32
+
+
+class Pipe:
+    """Owns what is in flight during one life of the ring; a pipeline of one stage has no links and no hop.
+
+    Args:
+        engine, compute: the first stage's own part.
+        epoch: of every frame.
+        successor: link to the second stage; None in a pipeline of one.
+        predecessor: link from the last stage; None in a pipeline of one.
+        on_return: called when a micro-batch came back.
+    """
+
+    def __init__(
+        self,
+        engine: StageEngine,
+        compute: ComputeThread,
+        epoch: int,
+        *,
+        successor: Link | None,
+        predecessor: Link | None,
+        on_return: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._compute = compute
+        self._epoch = epoch
+        self._successor = successor
+        self._predecessor = predecessor
+        self._on_return = on_return
+        self._next_number = 0
+        self._sent: deque[int] = deque()  # numbers of micro-batches in flight, oldest first
+        self._returned: deque[Tokens | Frame] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches submitted and not collected."""
+        return len(self._sent) + len(self._returned)
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether `collect` has something to do."""
+        return bool(self._returned)
+
+    async def open(self, sequence_id: int, request_id: str, sampling: SamplingParameters) -> None:
+        """A sequence begins on every stage."""
+        await self._compute.run(self._engine.open, sequence_id, sampling)
+        await self._send(FrameType.OPEN, encode_control(Open(sequence_id, request_id, sampling)))
+
+    async def free(self, sequence_ids: tuple[int, ...]) -> None:
+        """Sequences end on every stage."""
+        await self._compute.run(self._engine.free, sequence_ids)
+        await self._send(FrameType.FREE, encode_control(Free(sequence_ids)))
+
+    async def announce_ready(self, largest_logit_difference: float) -> None:
+        """The probe passed; every stage may say ready."""
+        await self._send(FrameType.READY, encode_control(Ready(largest_logit_difference)))
+
+    async def submit(self, entries: tuple[StepEntry, ...], token_ids: list[int], batch_limit: int) -> None:
+        """Compute the own part of a micro-batch and send it on."""
+        if self._successor is None:
+            self._returned.append(await self._compute.run(self._whole, entries, token_ids, batch_limit))
+            return
+        step = await self._compute.run(self._first_part, entries, token_ids, batch_limit)
+        self._next_number = (self._next_number + 1) % U32
+        self._sent.append(self._next_number)
+        await self._send(FrameType.STEP, encode_step(step), self._next_number)
+
+    async def collect(self) -> Tokens:
+        """The oldest micro-batch that came back, with its tokens sampled.
+
+        Raises:
+            FrameError: its body is malformed.
+        """
+        returned = self._returned.popleft()
+        if isinstance(returned, Tokens):
+            return returned
+        if returned.type is FrameType.TOKENS:
+            return decode_tokens(returned.body)
+        step = decode_step(returned.body, self._engine.config.hidden_size)
+        return await self._compute.run(self._engine.head, step)
+
+    async def receive(self) -> None:
+        """Take in what the last stage returns, until the link ends.
+
+        Raises:
+            LinkError, FrameError: the ring is broken.
+        """
+        if self._predecessor is None:
+            raise LinkError("a pipeline of one stage has no predecessor")
+        while True:
+            frame = await self._predecessor.receive()
+            if frame.type not in (FrameType.OUTPUT, FrameType.TOKENS) or frame.epoch != self._epoch:
+                raise FrameError(f"{frame.type.name} of epoch {frame.epoch} from the last stage")
+            if not self._sent or frame.micro_batch != self._sent.popleft():
+                raise FrameError(f"micro-batch {frame.micro_batch} came back out of order")
+            self._returned.append(frame)
+            self._on_return()
+
+    async def _send(self, kind: FrameType, body: bytes, micro_batch: int = 0) -> None:
+        if self._successor is not None:
+            await self._successor.send(Frame(kind, body, self._epoch, micro_batch))
+
+    def _first_part(self, entries: tuple[StepEntry, ...], token_ids: list[int], batch_limit: int) -> Step:
+        return self._engine.forward(self._engine.embed(entries, token_ids, batch_limit))
+
+    def _whole(self, entries: tuple[StepEntry, ...], token_ids: list[int], batch_limit: int) -> Tokens:
+        return self._engine.head(self._engine.outputs(self._first_part(entries, token_ids, batch_limit)))
