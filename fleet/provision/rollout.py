@@ -35,6 +35,7 @@ from fleet.provision.rollout_state import (
     client_key,
     endpoints,
     known_cores,
+    last_failures,
     remember_cores,
     remember_failures,
     site_plan,
@@ -187,8 +188,9 @@ def _remember(site_file: SiteFile, known: dict[str, _Progress], results: Sequenc
     measured = {box: progress.cores for box, progress in known.items() if progress.cores is not None}
     if measured:
         remember_cores(site_file.state_directory, measured)
-    bad = [result.box for result in results if result.status in (HostStatus.FAILED, HostStatus.UNREACHABLE)]
-    remember_failures(site_file.state_directory, bad)
+    bad = {result.box for result in results if result.status in (HostStatus.FAILED, HostStatus.UNREACHABLE)}
+    left_out = set(last_failures(site_file.state_directory)) - set(known)
+    remember_failures(site_file.state_directory, bad | left_out)
 
 
 def gate_skipped(site_file: SiteFile, boxes: Sequence[str], results: Sequence[HostResult], *, check: bool) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import zipfile
@@ -21,6 +22,7 @@ from fleet.bundle.manifest import FileEntry, LockedWheel, Manifest, TargetWheels
 from fleet.cli.main import main
 from fleet.inventory.loader import load_site
 from fleet.provision.render_layout import local_run_root
+from fleet.provision.state_directory import site_lock
 from tests.provision.sites import PYTHON
 
 WHEELS = Path(__file__).resolve().parents[2] / "build" / "test-wheels"
@@ -181,3 +183,39 @@ def test_a_box_that_cannot_have_its_profile_is_failed_before_anything_is_written
     finally:
         inventory.write_text(text)
         targets.write_text(manifest)
+
+
+def test_a_second_run_at_the_same_time_is_refused(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with site_lock(inventory.parent / "state" / "tiny"):
+        assert main(["provision", str(inventory)]) == 4
+        assert f"process {os.getpid()} on" in capsys.readouterr().err
+        assert main(["provision", str(inventory), "--check"]) == 0  # looking needs no lock
+
+
+def test_ctrl_c_leaves_a_site_that_the_next_run_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text(SITE)
+    make_bundle(tmp_path / "bundle" / "tiny")
+    command = [sys.executable, "-m", "fleet.cli.main", "provision", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        for line in run.stderr:
+            if line.startswith("a: environment"):
+                run.send_signal(signal.SIGINT)
+                break
+        said = run.stderr.read()
+    assert run.returncode == 130
+    assert "interrupted" in said
+    assert main(["provision", str(file)]) == 0
+    assert main(["provision", str(file), "--check", "--fail-on-changes"]) == 0
+    capsys.readouterr()
+    assert main(["down", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines() == ["a: no program was running", "b: no program was running"]
+    assert main(["down", str(file)]) == 0
+
+
+@pytest.mark.parametrize("verb", ["provision", "down"])
+def test_help_has_three_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    examples = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(("fleet ", "FLEET_"))]
+    assert len(examples) == 3

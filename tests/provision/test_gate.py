@@ -1,0 +1,94 @@
+"""The readiness gate, against a real TLS server with certificates of the site CA."""
+
+from __future__ import annotations
+
+import http.server
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fleet.provision import pki
+from fleet.provision.rollout_gate import HealthTarget, wait_until_ready
+
+NAME = "control.demo.fleet.internal"
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    """503 twice, then 200, to whoever brings the right key."""
+
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        right = self.headers["Authorization"] == "Bearer sesame"
+        status = 401 if not right else 503 if len(self.asked) < 3 else 200
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(b"ring not formed" if status == 503 else b"{}")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[HealthTarget]:
+    authority = pki.ensure_authority(tmp_path, "demo")
+    pki.ensure_operator(authority, tmp_path)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "control")])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+    pem = request.public_bytes(serialization.Encoding.PEM).decode()
+    (tmp_path / "box.crt").write_text(pki.sign_request(authority, pem, "control", (f"DNS:{NAME}", "IP:127.0.0.1")))
+    (tmp_path / "box.key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "box.crt", tmp_path / "box.key")
+    handler = type("Handler", (Health,), {"asked": []})
+    server = http.server.HTTPServer(("127.0.0.1", 0), handler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    operator_key, operator_certificate = pki.operator_paths(tmp_path)
+    yield HealthTarget(
+        "127.0.0.1",
+        server.server_address[1],
+        NAME,
+        pki.ca_certificate_path(tmp_path),
+        operator_certificate,
+        operator_key,
+        "sesame",
+    )
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_it_waits_until_the_gateway_is_ready(target: HealthTarget) -> None:
+    assert wait_until_ready(target, seconds=30, report=print) is None
+
+
+def test_it_gives_up_with_the_last_answer(target: HealthTarget) -> None:
+    assert wait_until_ready(target, seconds=0.01, report=print) == "503: ring not formed"
+    assert wait_until_ready(replace(target, api_key="wrong"), seconds=0.01, report=print) == "401: {}"
+
+
+def test_another_boxs_certificate_is_not_believed(target: HealthTarget) -> None:
+    other = replace(target, server_name="box1.demo.fleet.internal")
+    reason = wait_until_ready(other, seconds=0.01, report=print)
+    assert reason is not None
+    assert "SSLCertVerificationError" in reason
+
+
+def test_nobody_there(target: HealthTarget) -> None:
+    reason = wait_until_ready(replace(target, port=1), seconds=0.01, report=print)
+    assert reason is not None
+    assert "refused" in reason
