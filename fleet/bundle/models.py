@@ -18,7 +18,7 @@ def read_models(manifest: Manifest) -> dict[str, ModelInfo]:
         info = read_model_json(manifest.model_directory(name))
         if info.digest != bundled.digest:
             raise FleetError(
-                f"{info.directory}: model.json has digest {info.digest[:16]}…, the manifest says {bundled.digest[:16]}…",
+                f"{info.directory}: model.json has digest {info.digest[:16]}, the manifest says {bundled.digest[:16]}",
                 hint="run `fleet bundle` again; it makes only what is missing",
             )
         models[name] = info
