@@ -7,17 +7,17 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from tests.lab import network, packages
-from tests.lab.box import BoxPower
+from tests.lab import network, packages, partition
 from tests.lab.errors import LabError, LabTimeoutError, require_root
 from tests.lab.faults import BoxFaults
 from tests.lab.paths import RUNTIME, LabPaths, standard_names
+from tests.lab.power import BoxPower
 from tests.lab.processes import run
 from tests.lab.root_tree import root_tree
 from tests.lab.settings import DEFAULT_DISK_MIB, BoxSettings
@@ -28,7 +28,7 @@ LOCK_LINE_SECONDS = 5.0
 PARALLEL_BOXES = 8
 OWNER_FILE = RUNTIME / "owner.json"
 LOCK_FILE = RUNTIME / "lock"
-TOOLS = ("systemd-nspawn", "mmdebstrap", "ethtool", "nsenter", "unshare", "mkfs.ext4", "ssh", "ssh-keygen", "ip")
+TOOLS = ("systemd-nspawn", "mmdebstrap", "ethtool", "nsenter", "unshare", "mkfs.ext4", "ssh", "ssh-keygen", "ip", "nft")
 
 
 class LabBox(BoxFaults, BoxViews, BoxPower):
@@ -122,6 +122,21 @@ class Lab:
         box = self.box(name)
         box.kill()
         shutil.rmtree(box.paths.directory, ignore_errors=True)
+
+    def partition(self, *groups: Collection[str]) -> None:
+        """Members of different groups no longer hear each other; links stay up, whoever is in no group hears all.
+
+        Members are box names and `partition.HOST`. Replaces an earlier partition or loss; `heal` ends it.
+        """
+        partition.apply_rules(partition.partition_rules(groups))
+
+    def lose_one_way(self, source: str, target: str, loss: float) -> None:
+        """Lose frames from `source` to `target` with that probability; the way back is whole. `heal` ends it."""
+        partition.apply_rules([partition.drop_rule(source, target, loss)])
+
+    def heal(self) -> None:
+        """End any partition and one-way loss; cut links stay cut (`LabBox.link_heal`)."""
+        partition.apply_rules([])
 
     def save(self, name: str) -> None:
         """Keep the disks of all boxes as image `name`; boxes that were on are on again afterwards.

@@ -18,6 +18,7 @@ from tests.lab.settings import Shape
 SWITCH = "fleet-sw"
 BRIDGE = "br0"
 HOST_END = "fl-root"
+UPLINK = "uplink"  # the switch-side end of the host's cable
 NAMESPACES = Path("/run/netns")
 UNREACHABLE_METRIC = 9999
 WIRE_DEADLINE_SECONDS = 10.0
@@ -54,8 +55,8 @@ def switch_up() -> None:
     _ip("netns", "add", SWITCH)
     run(in_switch(["sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"]))
     _ip_batch(SWITCH, ["link set lo up", f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up"])
-    _ip("link", "add", HOST_END, "type", "veth", "peer", "name", "uplink", "netns", SWITCH)
-    _ip_batch(SWITCH, [f"link set uplink master {BRIDGE} up"])
+    _ip("link", "add", HOST_END, "type", "veth", "peer", "name", UPLINK, "netns", SWITCH)
+    _ip_batch(SWITCH, [f"link set {UPLINK} master {BRIDGE} up"])
     run(["sysctl", "-qw", f"net.ipv6.conf.{HOST_END}.disable_ipv6=1"])
     run(["ethtool", "-K", HOST_END, "tx", "off", "gro", "off"])
     _ip("addr", "add", f"{HOST_ADDRESS}/24", "dev", HOST_END)

@@ -11,11 +11,12 @@ from datetime import datetime, timezone
 
 import pytest
 
-from tests.lab.box import SSH_PORT
 from tests.lab.errors import LabError
 from tests.lab.fixtures import STAGE_BOXES
 from tests.lab.lab import Lab, LabBox
+from tests.lab.partition import HOST
 from tests.lab.paths import CONTROL, NETWORK, LabPaths, standard_names
+from tests.lab.power import SSH_PORT
 from tests.lab.processes import ProcessRecord, run, wait_until
 from tests.lab.settings import Shape
 from tests.lab.tree import changed_paths, rewritten_paths
@@ -123,6 +124,24 @@ def test_shaped_cable_delays_drops_and_slows(box: LabBox) -> None:
     assert time.monotonic() - began > 0.4  # a megabyte at 16 Mbit/s takes half a second at least
     box.unshape()
     assert " 1 received" in pings(box, "-c", "1")
+
+
+def test_partition_and_one_way_loss(lab: Lab) -> None:
+    one, two, control = (lab.box(name) for name in ("box1", "box2", CONTROL))
+    ping = ["ping", "-c", "1", "-W", "1"]
+    lab.partition(["box1"], ["box2", HOST])
+    assert one.exec([*ping, two.address], check=False).exit_code == 1
+    assert one.exec([*ping, control.address]).exit_code == 0
+    assert "Link detected: yes" in one.exec(["ethtool", "eth0"]).stdout
+    with pytest.raises(OSError, match=r"timed out|unreachable|No route"):
+        socket.create_connection((one.address, SSH_PORT), timeout=0.5)
+    lab.lose_one_way("box1", "box2", 0.4)
+    flood = ["ping", "-q", "-c", "100", "-i", "0.005", "-W", "1", two.address]
+    received = int(one.exec(flood, check=False).stdout.split(" received")[0].split()[-1])
+    assert 30 < received < 90  # 60 expected, standard deviation 5
+    lab.heal()
+    assert one.exec([*ping, two.address]).exit_code == 0
+    one.wait_for_ssh()
 
 
 def test_memory_limit_kills_and_the_box_sees_it_in_its_own_kernel_log(box: LabBox) -> None:

@@ -19,6 +19,7 @@ from tests.lab.__main__ import main
 from tests.lab.capture import ACK, FIN, RST, SYN, TcpPacket, tcp_packet
 from tests.lab.errors import LabError
 from tests.lab.faults import out_of_memory_lines
+from tests.lab.partition import HOST, drop_rule, partition_rules
 from tests.lab.paths import LARGEST_NUMBER, BoxPaths, LabPaths, number_of, standard_names
 from tests.lab.processes import ProcessRecord, wait_until
 from tests.lab.settings import BoxSettings, Shape
@@ -131,6 +132,17 @@ def test_wire_loses_all_or_what_its_queue_cannot_hold() -> None:
 def test_impossible_shapes_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(LabError, match="probability"):
         Shape(**values)
+
+
+def test_partition_rules_join_only_different_groups() -> None:
+    rules = partition_rules([["box1"], ["box2", HOST]])
+    assert len(rules) == 4
+    assert 'iifname { "p-box1", "x-box1" } oifname { "uplink" } drop' in rules
+    assert "mod 1000 < 100 drop" in drop_rule("box1", "box2", 0.1)
+    with pytest.raises(LabError, match="named twice"):
+        partition_rules([["box1"], ["box1"]])
+    with pytest.raises(LabError, match="probability"):
+        drop_rule("box1", "box2", 2)
 
 
 def test_settings_survive_and_damage_is_named(tmp_path: Path) -> None:
