@@ -6,13 +6,18 @@ from pathlib import Path
 
 import click
 
+# directories and missing files are left to the loader: its error says what to do, with the exit code of the contract
 inventory_argument = click.argument(
-    "inventory", type=click.Path(dir_okay=False, path_type=Path), default=Path("inventory/site.yaml"), required=False
+    "inventory",
+    type=click.Path(path_type=Path),
+    default=Path("inventory/site.yaml"),
+    required=False,
+    envvar="FLEET_INVENTORY",
 )
 inventory_option = click.option(
     "-i",
     "--inventory",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     default=Path("inventory/site.yaml"),
     show_default=True,
     envvar="FLEET_INVENTORY",

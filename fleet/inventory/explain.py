@@ -120,6 +120,8 @@ def _expected(detail: ErrorDetails, path: KeyPath, source: str | None) -> str:
         return f"expected a list: write [{source or (value if isinstance(value, str) else '…')}]"
     if kind in ("too_short", "string_too_short"):
         return f"expected at least one{description}"
+    if kind == "too_long":
+        return f"expected at most {context['max_length']} entries{description}"
     if kind in LIMITS:
         key, words = LIMITS[kind]
         return f"expected {words} {context[key]:g}{description}"

@@ -12,7 +12,7 @@ from fleet.errors import ExitCode, FleetError
 from fleet.inventory.checks import check_site
 from fleet.inventory.document import Document
 from fleet.inventory.explain import explain
-from fleet.inventory.model import Site
+from fleet.inventory.model import MAX_BOXES, Site
 from fleet.inventory.problems import Problem, invalid_inventory
 from fleet.inventory.reader import MAX_FILE_BYTES, read_document
 from fleet.inventory.secrets import SecretReference
@@ -101,6 +101,8 @@ def _merge_box_defaults(document: Document) -> dict[KeyPath, KeyPath]:
     """
     origins: dict[KeyPath, KeyPath] = {}
     mappings = dict(_box_mappings(document))
+    if len(mappings) > MAX_BOXES + 1:
+        return origins  # the schema refuses so many boxes
     for key, value in mappings.pop(("box_defaults",), {}).items():
         source = ("box_defaults", key)
         lines, sources = _below(document.lines, source), _below(document.sources, source)

@@ -9,6 +9,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from fleet.inventory.syntax import address, debian_package, jump_hosts, mac_address, python_version, reference_only
 
+MAX_BOXES = 512  # a site has 3 to 60; the bound keeps checks and messages quick whatever a file says
+MAX_LABELS = 64
+
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,40}$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
@@ -86,7 +89,9 @@ class Box(Section):
         default=None, description="jump host, as ssh's ProxyJump takes it: [user@]host[:port], or several with commas"
     )
     profile: Name = Field(description="name under device_profiles")
-    labels: dict[LabelKey, LabelValue] = Field(default={}, description="free key: value pairs for --limit")
+    labels: dict[LabelKey, LabelValue] = Field(
+        default={}, max_length=MAX_LABELS, description="free key: value pairs for --limit"
+    )
     roles: tuple[Annotated[Role, Field(strict=False)], ...] = Field(
         default=(Role.STAGE,), description="what runs on it"
     )
@@ -131,7 +136,7 @@ class Pipeline(Section):
     """A model spread over an ordered list of boxes; one box is a full replica."""
 
     model: Name = Field(description="name under models")
-    boxes: tuple[Name, ...] = Field(min_length=1, description="names under boxes, in ring order")
+    boxes: tuple[Name, ...] = Field(min_length=1, max_length=MAX_BOXES, description="names under boxes, in ring order")
     layers: Layers = Field(
         default="auto", description='auto, or box: "first-last" (inclusive) for every box of the pipeline'
     )
@@ -229,15 +234,19 @@ class Site(Section):
         default="/opt/fleet",
         description="root of everything on a box; local mode: a directory, one below it a box",
     )
-    device_profiles: dict[Name, DeviceProfile] = Field(min_length=1, description="kinds of boxes, by name")
+    device_profiles: dict[Name, DeviceProfile] = Field(
+        min_length=1, max_length=MAX_BOXES, description="kinds of boxes, by name"
+    )
     box_defaults: dict[str, object] = Field(
         default={},
         exclude=True,
         description="any key of a box: the value for every box that does not set that key itself",
     )
-    boxes: dict[Name, Box] = Field(min_length=1, description="the machines, by name")
-    models: dict[Name, Model] = Field(description="the models the site serves, by name")
-    pipelines: dict[Name, Pipeline] = Field(min_length=1, description="which boxes serve which model, by name")
+    boxes: dict[Name, Box] = Field(min_length=1, max_length=MAX_BOXES, description="the machines, by name")
+    models: dict[Name, Model] = Field(max_length=MAX_BOXES, description="the models the site serves, by name")
+    pipelines: dict[Name, Pipeline] = Field(
+        min_length=1, max_length=MAX_BOXES, description="which boxes serve which model, by name"
+    )
     time_servers: tuple[Address, ...] = Field(
         default=(), description="none: clocks count as not synchronised, and that is shown"
     )

@@ -198,6 +198,7 @@ class Builder:
                 self.problem(
                     node,
                     f"{path_text(path)}: holds U+{ord(odd):04X}: expected one line of text, without control characters",
+                    path,
                 )
                 return ""
             return text

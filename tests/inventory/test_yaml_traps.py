@@ -237,6 +237,12 @@ def test_nesting_has_a_limit(complaints: Complaints, opening: str) -> None:
     assert "nested more than 24 levels deep" in complaint or "not valid YAML" in complaint
 
 
+def test_the_number_of_boxes_has_a_limit(complaints: Complaints) -> None:
+    more = "".join(f"  more{number}: {{address: m{number}, profile: pc}}\n" for number in range(600))
+    [complaint] = complaints(VALID.replace("boxes:\n", "boxes:\n" + more, 1) + "box_defaults: {user: pi}\n")
+    assert complaint.startswith("7: boxes: read a mapping: expected at most 512 entries")
+
+
 def test_size_has_a_limit(complaints: Complaints) -> None:
     assert complaints(VALID + "#" * MAX_FILE_BYTES) == ["the file is larger than 256 KiB: is it an inventory?"]
 
@@ -312,7 +318,8 @@ def test_an_explicit_string_tag_is_a_string(load: Load) -> None:
 
 @pytest.mark.parametrize("text", ['"a\\nb"', '"a\\0b"', '"a\\ud800b"', '"\\x1b[31m"', "'two\n\n      lines'"])
 def test_values_are_one_line_of_text(complaints: Complaints, text: str) -> None:
-    assert "expected one line of text" in complaints(with_labels(f"a: {text}"))[0]
+    [complaint] = complaints(with_labels(f"a: {text}"))
+    assert "expected one line of text" in complaint
 
 
 def test_a_template_left_in_the_file(complaints: Complaints) -> None:
