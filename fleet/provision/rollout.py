@@ -132,7 +132,12 @@ def roll_out(
         KeyboardInterrupt: after all sessions were closed; every box finishes or undoes its own step.
     """
     site_file = prepared.inputs.site_file
-    ssh = SshSite.of(site_file, report=report, accept_host_keys=options.accept_host_keys)
+    ssh = SshSite.of(
+        site_file,
+        report=report,
+        accept_host_keys=options.accept_host_keys,
+        remember_host_keys=not options.check,
+    )
     known = {box: _Progress() for box in boxes}
 
     def work(box: str) -> HostResult:

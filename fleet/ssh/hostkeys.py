@@ -29,15 +29,23 @@ class HostKeyStore:
         accept: boxes whose changed key replaces the pinned one.
         report: takes one line when a key is pinned or replaced.
         accept_command: what accepts a changed key; `{box}` is filled in.
+        remember: False with `--check`: a first key is believed for this run, and nothing is written.
     """
 
     def __init__(
-        self, path: Path, *, accept: frozenset[str], report: Callable[[str], None], accept_command: str
+        self,
+        path: Path,
+        *,
+        accept: frozenset[str],
+        report: Callable[[str], None],
+        accept_command: str,
+        remember: bool = True,
     ) -> None:
         self._path = path
         self._accept = accept
         self._report = report
         self._accept_command = accept_command
+        self._remember = remember
         self._lock = threading.Lock()
         self._keys = self._load()
 
@@ -91,8 +99,11 @@ class HostKeyStore:
             if pinned is not None and box not in self._accept:
                 raise self.changed(box, pinned, key)
             self._keys[box] = key
-            self._save()
+            if self._remember:
+                self._save()
         what = "pinned" if pinned is None else f"replaced ({fingerprint(pinned)} before)"
+        if not self._remember:
+            what = "would be " + what
         self._report(f"host key of {box} {what}: {fingerprint(key)}")
 
     def _save(self) -> None:

@@ -21,12 +21,20 @@ class SshSite:
     cancellation: Cancellation
 
     @classmethod
-    def of(cls, site_file: SiteFile, *, report: Callable[[str], None], accept_host_keys: Iterable[str] = ()) -> SshSite:
+    def of(
+        cls,
+        site_file: SiteFile,
+        *,
+        report: Callable[[str], None],
+        accept_host_keys: Iterable[str] = (),
+        remember_host_keys: bool = True,
+    ) -> SshSite:
         """From the inventory.
 
         Args:
             report: takes one line, e.g. that a host key was pinned.
             accept_host_keys: boxes whose changed host key replaces the pinned one (`--accept-host-key BOX`).
+            remember_host_keys: False with `--check`, which writes nothing.
         """
         timing = site_file.site.timing
         return cls(
@@ -36,6 +44,7 @@ class SshSite:
                 accept=frozenset(accept_host_keys),
                 report=report,
                 accept_command=f"fleet provision {site_file.file} --accept-host-key {{box}}",
+                remember=remember_host_keys,
             ),
             StartLimiter(site_file.site.rollout.ssh_starts_per_second),
             Cancellation(),
