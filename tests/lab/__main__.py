@@ -31,6 +31,21 @@ def note(text: str) -> None:
     print(f"lab: {text}", file=sys.stderr, flush=True)
 
 
+def existing(lab: Lab, options: argparse.Namespace) -> LabBox:
+    """The box that a verb names.
+
+    Raises:
+        LabError: the lab has none of that name.
+    """
+    box = lab.box(options.box)
+    names = [one.name for one in lab.boxes]
+    if box.name not in names:
+        raise LabError(
+            f"the lab has no {box.name}; it has {', '.join(names) or 'no boxes'}", hint="run: python -m tests.lab up N"
+        )
+    return box
+
+
 def up(lab: Lab, options: argparse.Namespace) -> int:
     """Start the boxes and say what to do next."""
     began = time.monotonic()
@@ -60,14 +75,14 @@ def status(lab: Lab, _options: argparse.Namespace) -> int:
 
 def on(lab: Lab, options: argparse.Namespace) -> int:
     """Switch one box on."""
-    lab.up([options.box])
+    lab.up([existing(lab, options).name])
     note(f"{options.box} is on; next: python -m tests.lab ssh {options.box}")
     return 0
 
 
 def off(lab: Lab, options: argparse.Namespace) -> int:
     """Switch one box off, in order or hard."""
-    box = lab.box(options.box)
+    box = existing(lab, options)
     if options.hard:
         box.power_cut()
     else:
@@ -78,20 +93,21 @@ def off(lab: Lab, options: argparse.Namespace) -> int:
 
 def ssh(lab: Lab, options: argparse.Namespace) -> int:
     """Become ssh."""
-    argv = lab.box(options.box).ssh_argv(options.command)
+    argv = existing(lab, options).ssh_argv(options.command)
     os.execvp(argv[0], argv)  # noqa: S606 (a list of our own making)
 
 
 def execute(lab: Lab, options: argparse.Namespace) -> int:
     """Become a command inside the box."""
-    argv = lab.box(options.box).exec_argv(options.command or ["bash"])
+    argv = existing(lab, options).exec_argv(options.command or ["bash"])
     os.execvp(argv[0], argv)  # noqa: S606
 
 
 def _fault(act: Callable[[LabBox, argparse.Namespace], None]) -> Callable[[Lab, argparse.Namespace], int]:
     def run(lab: Lab, options: argparse.Namespace) -> int:
-        act(lab.box(options.box), options)
-        note(lab.box(options.box).summary())
+        box = existing(lab, options)
+        act(box, options)
+        note(box.summary())
         return 0
 
     return run

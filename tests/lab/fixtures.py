@@ -52,6 +52,13 @@ def lab(empty_lab: Lab) -> Lab:
     return empty_lab
 
 
+@pytest.fixture(scope="module")
+def fresh_lab(lab: Lab) -> Lab:
+    """The lab with empty disks, for modules that provision: whatever earlier tests did to the boxes is gone."""
+    lab.renew()
+    return lab
+
+
 @pytest.fixture
 def box(lab: Lab) -> Iterator[LabBox]:
     """box1 for a fault: plugged in, without limits and on again afterwards."""

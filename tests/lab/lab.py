@@ -117,6 +117,18 @@ class Lab:
             if _owner() == str(self.paths.state):
                 OWNER_FILE.unlink(missing_ok=True)
 
+    def renew(self) -> None:
+        """Give every box an empty disk: switched on, without faults, with nothing provisioned. Host keys stay."""
+
+        def start_over(box: LabBox) -> None:
+            box.kill()
+            box.renew_disk()
+            box.recover()
+            box.wait_until_booted()
+
+        self.heal()
+        _all(self.boxes, start_over)
+
     def remove(self, name: str) -> None:
         """Take a box out of the lab: end it and forget its disk."""
         box = self.box(name)

@@ -87,7 +87,7 @@ def no_server_starts(policy: Path = POLICY) -> Iterator[None]:
 
 
 def install(names: list[str]) -> None:
-    """Install `names` with apt; if that fails, refresh the package lists once and try again.
+    """Install `names` with apt; if that fails, refresh the package lists and try again.
 
     Raises:
         LabError: apt failed twice; its own words stand above on stderr.
@@ -102,8 +102,10 @@ def install(names: list[str]) -> None:
         )
         return result.returncode == 0
 
+    refresh = ["apt-get", "update", "--quiet"]
     with no_server_starts():
-        if not apt(argv) and not (apt(["apt-get", "update", "--quiet"]) and apt(argv)):
+        # Fails at first where package lists are absent or old; a refresh over a shaky line gets a second chance.
+        if not apt(argv) and not ((apt(refresh) or apt(refresh)) and apt(argv)):
             raise LabError(
                 f"apt-get could not install {', '.join(names)}",
                 hint="read apt's lines above, mend its sources, then run: python -m tests.lab.packages",

@@ -55,8 +55,15 @@ def test_boxes_boot_and_have_a_name_an_address_and_a_journal_of_their_own(lab: L
 
 def test_nothing_is_provisioned_on_a_new_box(lab: Lab) -> None:
     box = lab.box("control")
+    pristine = box.tree_digest()
+    box.exec(["mkdir", "/opt/fleet"])
+    box.link_cut()
+    lab.renew()
     assert box.exec(["getent", "passwd", "fleet"], check=False).exit_code != 0
     assert not box.inside("/opt/fleet").exists()
+    machine_id_alone = {"/etc/machine-id": "changed"}
+    assert changed_paths(pristine, box.tree_digest()) == machine_id_alone
+    assert box.ssh(["hostname"]).stdout.strip() == box.name
 
 
 def test_boxes_reach_no_registry_and_lab_traffic_never_leaves(lab: Lab) -> None:
