@@ -137,6 +137,9 @@ class Gateway:
         options: GenerationOptions,
     ) -> web.StreamResponse:
         """Admit, generate, answer; the same for both end points."""
+        if request.transport is None or request.transport.is_closing():
+            # asyncio.wait_for loses a cancellation that comes at the very moment the body is complete
+            raise ConnectionError("the client went away")
         admitted = admit(backends, len(prompt), options.choices)
         backend = admitted.backend
         room = backend.context_tokens - len(prompt)

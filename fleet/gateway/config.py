@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import ExitCode, FleetError
+from stage_runtime.link.tls import TlsIdentity
 
 CONFIG_SCHEMA = 1
 MAX_CONFIG_BYTES = 2**20
@@ -49,19 +50,11 @@ class PipelineConfig:
 
 
 @dataclass(frozen=True)
-class TlsConfig:
-    """Paths of PEM files."""
-
-    ca: Path
-    certificate: Path
-    key: Path
-
-
-@dataclass(frozen=True)
 class GatewayConfig:
     """Everything `fleet gateway` is told; times in seconds.
 
     Attributes:
+        tls: own certificate; shared by listener and links, so that both learn when the clock is synchronised.
         journal_directory: where streams that resume will be kept.
         timing: the ring_* fields of the inventory's Timing.
     """
@@ -71,7 +64,7 @@ class GatewayConfig:
     pipelines: tuple[PipelineConfig, ...]
     listen: Address
     loopback: Address | None
-    tls: TlsConfig
+    tls: TlsIdentity
     api_keys_file: Path
     journal_directory: Path | None
     max_queued_requests: int
@@ -118,21 +111,26 @@ def parse_config(data: dict[str, Any]) -> GatewayConfig:
     loopback = None if data.get("loopback") is None else _address(data["loopback"])
     if loopback is not None and loopback.host not in ("127.0.0.1", "::1"):
         raise ValueError(f"loopback.host {loopback.host!r}: plain HTTP is served on 127.0.0.1 or ::1 only")
-    journal = data.get("journal_directory")
     return GatewayConfig(
         site=str(data["site"]),
         box=str(data["box"]),
         pipelines=tuple(_pipeline(name, entry) for name, entry in data["pipelines"].items()),
         listen=_address(data["listen"]),
         loopback=loopback,
-        tls=TlsConfig(Path(tls["ca"]), Path(tls["certificate"]), Path(tls["key"])),
+        tls=TlsIdentity(
+            Path(tls["ca"]), Path(tls["certificate"]), Path(tls["key"]), _path(data.get("clock_synchronised_file"))
+        ),
         api_keys_file=Path(data["api_keys_file"]),
-        journal_directory=None if journal is None else Path(journal),
+        journal_directory=_path(data.get("journal_directory")),
         max_queued_requests=int(data["max_queued_requests"]),
         request_timeout_seconds=float(data["request_timeout_seconds"]),
         first_token_timeout_seconds=float(data["first_token_timeout_seconds"]),
         timing={name: float(value) for name, value in data["timing"].items()},
     )
+
+
+def _path(value: str | None) -> Path | None:
+    return None if value is None else Path(value)
 
 
 def _address(data: dict[str, Any]) -> Address:

@@ -8,7 +8,6 @@ from fleet.gateway.config import GatewayConfig
 from stage_runtime.link.client import PipelineClient
 from stage_runtime.link.connection import LinkTiming
 from stage_runtime.link.messages import Pipeline
-from stage_runtime.link.tls import TlsIdentity
 
 
 def make_pipelines(config: GatewayConfig) -> dict[str, Pipeline]:
@@ -25,7 +24,6 @@ def make_pipelines(config: GatewayConfig) -> dict[str, Pipeline]:
             hint="write the configuration anew: fleet provision",
             exit_code=ExitCode.INVALID_INVENTORY,
         ) from None
-    tls = TlsIdentity(config.tls.ca, config.tls.certificate, config.tls.key)
     return {
         each.name: PipelineClient(
             site=config.site,
@@ -37,7 +35,7 @@ def make_pipelines(config: GatewayConfig) -> dict[str, Pipeline]:
             policy=each.policy,
             epoch=each.epoch,
             runtime_version=__version__,
-            tls=tls,
+            tls=config.tls,
             timing=timing,
         )
         for each in config.pipelines

@@ -19,7 +19,6 @@ from fleet.gateway.log import logger
 from fleet.gateway.metrics import GatewayMetrics
 from fleet.gateway.vocabulary import Vocabulary
 from stage_runtime.link.messages import Pipeline
-from stage_runtime.link.tls import TlsIdentity
 
 SHUTDOWN_SECONDS = 5.0
 """Open answers may finish so long after SIGTERM; supervisord waits 10 s before it kills."""
@@ -57,10 +56,9 @@ async def start_listening(gateway: Gateway) -> web.AppRunner:
         FleetError: an address can't be listened on, or the certificate can't be read.
     """
     config = gateway.config
-    tls = TlsIdentity(config.tls.ca, config.tls.certificate, config.tls.key)
     try:
         # clients show API keys; a certificate of the site's CA is looked at if one is shown (scrape, status)
-        context = tls.server_context(require_certificate=False)
+        context = config.tls.server_context(require_certificate=False)
     except OSError as error:
         raise FleetError(
             f"{config.tls.certificate}: cannot use this certificate: {error}", hint="run fleet provision again"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import ExitCode, FleetError
@@ -87,6 +87,7 @@ def test_no_object_is_no_configuration(tmp_path: Path, raw: str) -> None:
         load_config(file)
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 4),
     st.integers(0, 4),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.gateway.errors import ApiError
@@ -35,6 +35,7 @@ def completion(**fields: Any) -> CompletionRequest:
     return parse_completion({"model": "m", "prompt": "hi", **fields})
 
 
+@settings(deadline=None)
 @given(bodies, st.booleans())
 def test_the_parser_raises_nothing_but_its_own_error(body: dict[str, Any], valid_base: bool) -> None:
     base = {"model": "m", "messages": MESSAGES, "prompt": "p"} if valid_base else {}
@@ -53,6 +54,7 @@ def test_the_parser_raises_nothing_but_its_own_error(body: dict[str, Any], valid
             assert len(request.options.stop) <= 4
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_an_object_or_an_error(raw: bytes) -> None:
     try:

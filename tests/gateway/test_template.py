@@ -46,11 +46,22 @@ def smollm2() -> Path:
     return smollm2_directory()
 
 
+@pytest.fixture(scope="module")
+def vocabulary(smollm2: Path) -> Vocabulary:
+    return Vocabulary(smollm2)
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2: Path) -> PreTrainedTokenizerFast:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(smollm2 / "tokenizer.json"))
+    tokenizer.chat_template = (smollm2 / "chat_template.jinja").read_text()
+    return tokenizer
+
+
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_smollm2_prompts_equal_those_of_transformers(smollm2: Path, conversation: list[tuple[str, str]]) -> None:
-    vocabulary = Vocabulary(smollm2)
-    reference = PreTrainedTokenizerFast(tokenizer_file=str(smollm2 / "tokenizer.json"))
-    reference.chat_template = (smollm2 / "chat_template.jinja").read_text()
+def test_smollm2_prompts_equal_those_of_transformers(
+    vocabulary: Vocabulary, reference: PreTrainedTokenizerFast, conversation: list[tuple[str, str]]
+) -> None:
     expected = reference.apply_chat_template(as_messages(conversation), tokenize=False, add_generation_prompt=True)
     assert vocabulary.template is not None
     rendered = vocabulary.template.render(conversation)
@@ -87,8 +98,7 @@ def test_a_broken_template_is_refused_at_start() -> None:
         ChatTemplate("a\n{% if %}", {})
 
 
-def test_token_bytes_spell_the_text(smollm2: Path) -> None:
-    vocabulary = Vocabulary(smollm2)
+def test_token_bytes_spell_the_text(vocabulary: Vocabulary) -> None:
     text = "Grüße 😀 — 東京\n\ttab"
     ids = vocabulary.encode(text, add_special_tokens=False)
     assert b"".join(map(vocabulary.token_bytes, ids)).decode() == text

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -34,6 +34,7 @@ def incremental(decoder: Text, ids: Sequence[int]) -> list[str]:
     return [*(detokeniser.push(token) for token in ids), detokeniser.flush()]
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_bytes_of_any_text_give_the_text_again_in_whole_characters(text: str) -> None:
     ids = BYTES.tokenizer.encode(text).ids
@@ -43,11 +44,13 @@ def test_bytes_of_any_text_give_the_text_again_in_whole_characters(text: str) ->
         assert not any("\ufffd" in piece for piece in pieces)
 
 
+@settings(deadline=None)
 @given(any_ids)
 def test_any_token_ids_even_broken_utf8_give_what_decoding_them_at_once_gives(ids: list[int]) -> None:
     assert "".join(incremental(MERGED, ids)) == MERGED.decode(ids)
 
 
+@settings(deadline=None)
 @given(st.text(), st.data())
 def test_any_split_into_tokens_gives_the_text(text: str, data: st.DataObject) -> None:
     """Tokens of a vocabulary made for the split, as pieces of text or as single bytes (byte fallback)."""
@@ -78,6 +81,7 @@ letters = st.text(alphabet="ab€", max_size=30)
 some_stops = st.lists(st.text(alphabet="ab€", min_size=1, max_size=4), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(letters, some_stops, st.lists(st.integers(0, 30), max_size=10))
 def test_a_stop_string_cuts_exactly_and_never_leaks(text: str, stops: list[str], cuts: list[int]) -> None:
     scanner = StopScanner(stops)
@@ -94,6 +98,7 @@ def test_a_stop_string_cuts_exactly_and_never_leaks(text: str, stops: list[str],
     assert not any(stop in shown for stop in stops)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab €😀", max_size=30), some_stops)
 def test_tokens_show_once_their_text_is_shown(text: str, stops: list[str]) -> None:
     stream = TextStream(BYTES, stops)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.observe.health import Answer, SiteAnswers
@@ -83,6 +83,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     st.fixed_dictionaries({}, optional=dict.fromkeys(STAGE, json_values)),
     st.fixed_dictionaries({}, optional={"state": json_values, "pipelines": st.dictionaries(st.text(), json_values)}),

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator
@@ -22,7 +21,7 @@ from tokenizers import Tokenizer
 from fleet.observe.asking import QUIET_SECONDS
 from stage_runtime.link.messages import FinishedEvent, TokenEvent
 from stage_runtime.link.tls import TlsIdentity
-from tests.gateway.site import KEY, Pki, ScriptedPipeline, make_pki, running, says, write_model
+from tests.gateway.site import KEY, Pki, ScriptedPipeline, free_port, make_pki, running, says, write_model
 from tests.observe.test_status import STAGE
 
 INVENTORY = """
@@ -74,13 +73,6 @@ def site(tmp_path: Path) -> Site:
 @pytest.fixture
 def tokenizer(site: Site) -> Tokenizer:
     return Tokenizer.from_file(str(site.directory / "model" / "tokenizer.json"))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @asynccontextmanager
