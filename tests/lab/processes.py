@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.lab.errors import LabError, LabTimeoutError
 
 TOOL_DEADLINE_SECONDS = 30.0
-KILL_DEADLINE_SECONDS = 5.0
+KILL_DEADLINE_SECONDS = 15.0  # a busy machine takes its time to unmount and reap
 POLL_SECONDS = 0.02
 _STAT_START_TIME_FIELD = 19  # proc(5): field 22, counted after the closing bracket of the command name
 
