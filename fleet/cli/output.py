@@ -37,4 +37,5 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 def progress(message: str) -> None:
     """One line on stderr that says what is being done."""
-    print(message, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{message}\n")  # in one piece: boxes report from threads of their own
+    sys.stderr.flush()

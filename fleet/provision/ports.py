@@ -19,7 +19,7 @@ HIGHEST_PORT = 65535
 
 @dataclass(frozen=True)
 class BoxPorts:
-    """TCP ports of one box; those of roles it does not have are not opened."""
+    """TCP ports of one box; 0 for those of roles that it does not have."""
 
     ring: int
     metrics: int
@@ -54,9 +54,10 @@ def choose_ports(
     wanted = site_file.site.ports
     local = [name for name, box in site_file.site.boxes.items() if box.connection == "local"]
     taken = {port for name in local if name in known for port in asdict(known[name]).values()}
-    chosen: dict[str, BoxPorts] = {}
 
-    def take(port: int) -> int:
+    def take(port: int, kept: int) -> int:
+        if kept:
+            return kept
         for candidate in range(port, min(port + PORT_SEARCH, HIGHEST_PORT + 1)):
             if candidate not in taken and free(candidate):
                 taken.add(candidate)
@@ -66,15 +67,15 @@ def choose_ports(
             hint=f"set other numbers under `ports:` in {site_file.file}",
         )
 
+    chosen: dict[str, BoxPorts] = {}
     for name, box in site_file.site.boxes.items():
-        if box.connection == "ssh":
-            chosen[name] = BoxPorts(wanted.ring, wanted.metrics, wanted.gateway, wanted.gateway_loopback)
-        elif name in known:
-            chosen[name] = known[name]
-        else:
-            chosen[name] = BoxPorts(
-                take(wanted.ring), take(wanted.metrics), take(wanted.gateway), take(wanted.gateway_loopback)
-            )
+        stage, gateway = Role.STAGE in box.roles, Role.GATEWAY in box.roles
+        roles = {"ring": stage, "metrics": stage, "gateway": gateway, "gateway_loopback": gateway}
+        numbers = {port: getattr(wanted, port) if opened else 0 for port, opened in roles.items()}
+        if box.connection == "local":
+            kept = asdict(known[name]) if name in known else {}
+            numbers = {port: take(number, kept.get(port, 0)) if number else 0 for port, number in numbers.items()}
+        chosen[name] = BoxPorts(**numbers)
     return chosen
 
 

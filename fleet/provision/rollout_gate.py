@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import ssl
 import time
@@ -79,4 +80,13 @@ def _ask(target: HealthTarget, context: ssl.SSLContext) -> str | None:
         return f"{type(error).__name__}: {error}"
     finally:
         connection.close()
-    return None if answer.status == http.HTTPStatus.OK else f"{answer.status}: {body[:SHOWN_CHARACTERS].strip()}"
+    return None if answer.status == http.HTTPStatus.OK else f"{answer.status}: {_reason(body)[:SHOWN_CHARACTERS]}"
+
+
+def _reason(body: str) -> str:
+    """What the gateway says is missing; the body as it is if it says so in another way."""
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return body.strip()
+    return str(data.get("reason") or body) if isinstance(data, dict) else body

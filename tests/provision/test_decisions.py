@@ -41,13 +41,25 @@ from tests.provision.sites import make_inputs, make_plan, write_bundle, write_si
 def test_local_ports_are_apart_and_a_second_run_keeps_them(tmp_path: Path) -> None:
     site_file = write_site(tmp_path, connection="local")
     first = site_ports(site_file, keep=True)
-    used = [port for ports in first.values() for port in asdict(ports).values()]
+    used = [port for ports in first.values() for port in asdict(ports).values() if port]
+    assert len(used) == 2 * 3 + 2
     assert len(set(used)) == len(used)
     with socket.socket() as busy:  # what it took is busy while the site runs, and stays its own
         busy.bind(("127.0.0.1", first["box1"].ring))
         busy.listen()
         assert not is_free(first["box1"].ring)
         assert site_ports(site_file, keep=True) == first
+
+
+def test_a_box_that_gets_another_role_gets_its_ports(tmp_path: Path) -> None:
+    site_file = write_site(tmp_path, connection="local")
+    first = choose_ports(site_file, {}, lambda port: True)
+    known = {name: replace(ports, ring=0) if name == "box2" else ports for name, ports in first.items()}
+    second = choose_ports(site_file, known, lambda port: True)
+    assert second["box2"].ring not in {0, first["box1"].ring, first["box2"].metrics}
+    assert {name: second[name] for name in ("box1", "box3", "control")} == {
+        name: first[name] for name in ("box1", "box3", "control")
+    }
 
 
 def test_a_busy_port_is_passed_over(tmp_path: Path) -> None:
@@ -71,7 +83,11 @@ def test_looking_keeps_no_ports(tmp_path: Path) -> None:
 
 def test_ssh_boxes_take_the_inventorys_ports(tmp_path: Path) -> None:
     site_file = write_site(tmp_path, more="ports: {ring: 9000}\n")
-    assert {ports.ring for ports in site_ports(site_file, keep=True).values()} == {9000}
+    ports = site_ports(site_file, keep=True)
+    assert [asdict(ports[box]) for box in ("box1", "control")] == [
+        {"ring": 9000, "metrics": 7403, "gateway": 0, "gateway_loopback": 0},
+        {"ring": 0, "metrics": 0, "gateway": 8443, "gateway_loopback": 8080},
+    ]
     assert not (site_file.state_directory / "ports.json").exists()
 
 

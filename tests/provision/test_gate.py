@@ -32,7 +32,7 @@ class Health(http.server.BaseHTTPRequestHandler):
         status = 401 if not right else 503 if len(self.asked) < 3 else 200
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(b"ring not formed" if status == 503 else b"{}")
+        self.wfile.write(b'{"reason": "ring not formed"}' if status == 503 else b"{}")
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
