@@ -33,6 +33,16 @@ pipelines:
 """
 
 
+def with_labels(text: str) -> str:
+    return VALID.replace(
+        "box1: {address: 10.0.0.1, profile: pc}", f"box1: {{address: 10.0.0.1, profile: pc, labels: {{{text}}}}}"
+    )
+
+
+def with_box1(text: str) -> str:
+    return VALID.replace("box1: {address: 10.0.0.1, profile: pc}", f"box1: {{address: 10.0.0.1, profile: pc, {text}}}")
+
+
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., SiteFile]:
     """Write text or bytes to a file and load it."""
