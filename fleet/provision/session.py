@@ -91,7 +91,11 @@ def _contents(desired: DesiredState) -> dict[str, Content]:
 
 
 class BoxSession:
-    """One agent on one box. Use as a context manager; leaving it ends the agent and closes the connection."""
+    """One agent on one box. Use as a context manager; leaving it ends the agent and closes the connection.
+
+    Args:
+        closing: what ends with the session; closed here already when the agent does not even take its program.
+    """
 
     def __init__(
         self, box: str, transport: Transport, deadlines: Deadlines, report: Report, closing: ExitStack
@@ -104,7 +108,11 @@ class BoxSession:
         self._reader = Reader(transport.receive)
         self._step = "start"
         self._bytes_sent = 0
-        self._send(agent_program())
+        try:
+            self._send(agent_program())
+        except BaseException:
+            closing.close()
+            raise
 
     def facts(self, desired: DesiredState, *, texts: bool = False, hold_lock: bool = True) -> Facts:
         """Ask what the box has of what is managed. Writes nothing on the box, but the run lock below /run.
@@ -327,4 +335,3 @@ def open_session(site_file: SiteFile, box: str, ssh: SshSite, report: Report) ->
         transport = stack.enter_context(open_transport(site_file, box, ssh))
         stack.enter_context(ssh.cancellation.closing(transport.abort))
         return BoxSession(box, transport, ssh.deadlines, report, stack.pop_all())
-    raise AssertionError("unreachable")

@@ -29,7 +29,7 @@ BOOTSTRAP = (
 LOADER = """
 import importlib.abc, importlib.util, sys
 SOURCES = {sources!r}
-class Loader(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+class Loader(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
     def find_spec(self, name, path, target=None):
         if name in SOURCES:
             return importlib.util.spec_from_loader(name, self, is_package=self.is_package(name))
@@ -37,6 +37,8 @@ class Loader(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return any(other.startswith(name + ".") for other in SOURCES)
     def get_source(self, name):
         return SOURCES[name]
+    def get_filename(self, name):
+        return name.replace(".", "/") + ".py"
 sys.meta_path.insert(0, Loader())
 from fleet.provision.agent.main import main
 main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -75,7 +74,7 @@ def build_wheel(directory: Path) -> Path:
         "tinybox/__init__.py": b"ANSWER = 42\n",
         "tinybox/other.py": b"def double(value):\n    return 2 * value\n",
         "tinybox-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: tinybox\nVersion: 1.0\n",
-        "tinybox-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "tinybox-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     rows = []
     for name, data in files.items():
@@ -97,7 +96,8 @@ def uv_wheel() -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     if not list(directory.glob("uv-*.whl")):
         subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(directory), "uv"], check=True
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(directory), "uv"],
+            check=True,
         )
     return next(directory.glob("uv-*.whl"))
 
@@ -191,8 +191,7 @@ class LocalBox:
             privileged=False,
             user=None,
             packages=(),
-            directories=tuple(DirectorySpec(self.path(name)) for name in ("", "state", "log", "pki", "secrets"))
-            and (
+            directories=(
                 DirectorySpec(str(self.prefix)),
                 DirectorySpec(self.path("log")),
                 DirectorySpec(self.path("secrets"), mode=0o700),
@@ -203,7 +202,7 @@ class LocalBox:
                     model_path,
                     (
                         FileSpec(f"{model_path}/model.json", content(model)),
-                        FileSpec(f"{model_path}/parts/layer-000", content(os.urandom(0) + model * 3)),
+                        FileSpec(f"{model_path}/parts/layer-000", content(model * 3)),
                     ),
                 ),
                 TreeSpec(
