@@ -13,9 +13,13 @@ RESERVE_FRACTION = 0.25
 # torch 2.13 CPU: `import torch` alone 218 MB; a stage with an empty layer range stays below this.
 PROCESS_BASE_BYTES = 320 * MIB
 
-# Decode is bound by memory bandwidth: every weight is read once a step. Measured with FP16 weights: 9 GB/s a thread
-# on a 2-core x86-64 host. Only ratios between boxes matter for a split; measured seconds replace it (BoxCost).
-NOMINAL_BYTES_PER_SECOND_PER_THREAD = 9e9
+# Decode is bound by memory bandwidth: every weight is read once a step. Measured on a 2-core x86-64 host, one thread,
+# one row through all FP16-packed linears of a 135M model (212 MB): 36 ms. Only ratios between boxes matter for a split;
+# measured seconds replace it (BoxCost).
+NOMINAL_BYTES_PER_SECOND_PER_THREAD = 5.9e9
+
+# What one more row in a micro-batch adds to a step: the same linears take 36 ms with 1 row, 271 ms with 64.
+ROW_FRACTION = 0.1
 
 # FP32 hidden states on the wire (policy `exact`).
 WIRE_BYTES_PER_VALUE = 4

@@ -13,6 +13,7 @@ from fleet.inventory.model import Box, Pipeline, Site
 from fleet.planning.cost import (
     MIB,
     NOMINAL_BYTES_PER_SECOND_PER_THREAD,
+    ROW_FRACTION,
     BoxCost,
     CostTable,
     Load,
@@ -115,7 +116,8 @@ def _explicit(pipeline: Pipeline) -> list[Range] | None:
 def forecast(site: Site, name: str, info: ModelInfo) -> PipelineForecast:
     """Split a pipeline (or take the inventory's own ranges) and predict what it does.
 
-    With m = min(stages, sequences) micro-batches in flight, the ring turns once in max(slowest stage, sum / m).
+    With m = min(stages, sequences) micro-batches in flight, each of sequences / m rows, the ring completes one
+    micro-batch every max(slowest stage, sum of stages / m).
 
     Raises:
         FleetError: explicit ranges do not end with the model's last layer, or sequences are longer than its context.
@@ -141,13 +143,14 @@ def forecast(site: Site, name: str, info: ModelInfo) -> PipelineForecast:
     _, slowest, total = measure(table, boxes, spans)
     working = sum(1 for start, end in spans if start < end)
     in_flight = min(working, pipeline.max_sequences)
+    rows = pipeline.max_sequences / in_flight
     return PipelineForecast(
         stages=tuple(
             StageForecast(box.name, span, cost, None if box.memory_bytes is None else int(box.usable_bytes))
             for box, span, cost in zip(boxes, spans, costs, strict=True)
         ),
         tokens_per_second_single=1 / total,
-        tokens_per_second_full=pipeline.max_sequences / max(slowest, total / in_flight),
+        tokens_per_second_full=rows / (max(slowest, total / in_flight) * (1 + ROW_FRACTION * (rows - 1))),
         bottleneck=max(zip(costs, boxes, strict=True), key=lambda pair: pair[0].seconds)[1].name,
     )
 
