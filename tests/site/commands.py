@@ -1,0 +1,44 @@
+"""Running the real `fleet` as a user does, and reading its answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+COMMAND_DEADLINE_SECONDS = 900.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said: exit code, data on stdout, progress and errors on stderr."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def data(self) -> Any:
+        """The `data` of `-o json` output."""
+        return json.loads(self.stdout)["data"]
+
+
+def fleet(*arguments: str | Path, expect: int | None = 0) -> Answer:
+    """Run a verb in the repository's root.
+
+    Args:
+        arguments: after `fleet`.
+        expect: the exit code that must come; None takes any.
+    """
+    argv = [sys.executable, "-m", "fleet.cli.main", *map(str, arguments)]
+    done = subprocess.run(
+        argv, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=COMMAND_DEADLINE_SECONDS
+    )
+    answer = Answer(done.returncode, done.stdout, done.stderr)
+    assert expect is None or answer.code == expect, f"fleet {' '.join(map(str, arguments))} → {answer}"
+    assert "Traceback" not in answer.stderr, answer.stderr
+    return answer

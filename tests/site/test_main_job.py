@@ -1,0 +1,213 @@
+"""The main job on real boxes over SSH: bundle → provision → the right tokens → no drift → faults of power."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.inventory.sitefile import SiteFile
+from tests.lab.lab import Lab, LabBox
+from tests.lab.tree import Entry, changed_paths, rewritten_paths
+from tests.site.commands import fleet
+from tests.site.conftest import ALL_BOXES, STAGE_BOXES
+
+pytestmark = pytest.mark.lab
+
+BACK_IN_SERVICE_DEADLINE_SECONDS = 90.0
+POLL_SECONDS = 0.5
+
+
+def trees(lab: Lab) -> dict[str, dict[str, Entry]]:
+    return {name: lab.box(name).tree_digest() for name in ALL_BOXES}
+
+
+def boxes_of(report: Any) -> dict[str, dict[str, Any]]:
+    return {row["box"]: row for row in report["boxes"]}
+
+
+def assert_untouched(before: dict[str, dict[str, Entry]], after: dict[str, dict[str, Entry]]) -> None:
+    """Nothing was added, removed, changed or written again on any box."""
+    for name, tree in before.items():
+        assert changed_paths(tree, after[name]) == {}, name
+        assert rewritten_paths(tree, after[name]) == set(), name
+
+
+def wait_until_serving(inventory: Path) -> None:
+    """Return when `fleet status` exits 0: every stage ready and the gateway too."""
+    deadline = time.monotonic() + BACK_IN_SERVICE_DEADLINE_SECONDS
+    while (answer := fleet("status", "-i", inventory, expect=None)).code != 0:
+        assert time.monotonic() < deadline, answer
+        time.sleep(POLL_SECONDS)
+
+
+def test_first_provisioning_ends_with_a_site_that_answers(provisioned: Lab, lab_inventory: Path) -> None:
+    status = fleet("status", "-i", lab_inventory, "-o", "json").data
+    layers = {row["box"]: row["layers"] for row in status["stages"]}
+    assert sorted(span for spans in layers.values() for span in [tuple(spans)]) == sorted(
+        tuple(span) for span in layers.values()
+    )
+    assert layers["box1"][0] == 0 and layers["box3"][1] == 30
+    assert layers["box1"][1] == layers["box2"][0] and layers["box2"][1] == layers["box3"][0]
+    answer = fleet(
+        "ask", "-i", lab_inventory, "--temperature", "0", "--max-tokens", "24", "What is the capital of France?"
+    )
+    assert "Paris" in answer.stdout
+
+
+def test_second_run_changes_nothing_with_one_connection_and_one_command_a_box(
+    provisioned: Lab, lab_inventory: Path
+) -> None:
+    cursors = {name: provisioned.box(name).journal_cursor() for name in ALL_BOXES}
+    before = trees(provisioned)
+    report = fleet("provision", lab_inventory, "-o", "json").data
+    after = trees(provisioned)
+    for name in ALL_BOXES:
+        counts = provisioned.box(name).sshd_counts(cursors[name])
+        assert (counts.connections, len(counts.accepted), counts.sessions) == (1, 1, ("command",)), name
+        assert (boxes_of(report)[name]["result"], boxes_of(report)[name]["changes"]) == ("ok", 0)
+    assert_untouched(before, after)
+
+
+def test_summary_of_a_second_run_says_0_changed(provisioned: Lab, lab_inventory: Path) -> None:
+    assert "0 changed" in fleet("provision", lab_inventory).stdout
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        pytest.param("releases/*/lib/stage_runtime/__main__.py", id="our-code"),
+        pytest.param("releases/*/etc/stage.json", id="configuration"),
+        pytest.param("models/*/layer-007.safetensors", id="weights"),
+        pytest.param("envs/*/lib/python3.11/site-packages/aiohttp/web.py", id="third-party-wheel"),
+    ],
+)
+def test_a_byte_changed_by_hand_is_found_and_mended_alone(
+    provisioned: Lab, lab_inventory: Path, lab_site: SiteFile, pattern: str
+) -> None:
+    box = provisioned.box("box2")
+    found = box.exec(["sh", "-c", f"ls -1 {lab_site.prefix_of('box2')}/{pattern}"]).stdout.split()
+    assert len(found) == 1
+    original = trees(provisioned)
+    flip_last_byte(box, found[0])
+    damaged = trees(provisioned)
+    assert set(changed_paths(original["box2"], damaged["box2"])) == {found[0]}
+
+    listed = fleet("provision", lab_inventory, "--check", "-o", "json").data
+    assert boxes_of(listed)["box2"]["changes"] == 1
+    assert_untouched(damaged, trees(provisioned))
+
+    mended = fleet("provision", lab_inventory, "-o", "json").data
+    assert {name: row["result"] for name, row in boxes_of(mended).items()} == {
+        **dict.fromkeys(ALL_BOXES, "ok"),
+        "box2": "changed",
+    }
+    after = trees(provisioned)
+    for name in ALL_BOXES:
+        assert changed_paths(original[name], after[name]) == {}
+        touched = rewritten_paths(damaged[name], after[name])
+        files = {path for path in touched if not is_directory(after[name][path])}
+        assert files == ({found[0]} if name == "box2" else set()), name
+    wait_until_serving(lab_inventory)
+
+
+def is_directory(entry: Entry) -> bool:
+    import stat
+
+    return stat.S_ISDIR(entry.mode)
+
+
+def flip_last_byte(box: LabBox, path: str) -> None:
+    """Change one byte in place, as a tired hand or a tired SD card does."""
+    script = f"f = open({path!r}, 'r+b'); f.seek(-1, 2); byte = f.read(1)[0]; f.seek(-1, 2); f.write(bytes([byte ^ 1]))"
+    box.exec(["python3", "-I", "-c", script])
+
+
+def test_check_and_diff_change_nothing_on_any_box(provisioned: Lab, lab_inventory: Path, tmp_path: Path) -> None:
+    text = lab_inventory.read_text(encoding="utf-8").replace("max_sequences: 8", "")
+    changed = lab_inventory.with_name("lab-changed.yaml")
+    changed.write_text(text.replace("    policy: exact", "    policy: exact\n    max_sequences: 3"), encoding="utf-8")
+    try:
+        before = trees(provisioned)
+        shown = fleet("provision", changed, "--check", "--diff")
+        assert_untouched(before, trees(provisioned))
+        assert "+" in shown.stdout and "max_sequences" in shown.stdout
+        assert fleet("provision", changed, "--check", "--fail-on-changes", expect=None).code == 1
+    finally:
+        changed.unlink()
+
+
+def test_stage_reads_only_its_own_tensors_and_holds_them_once(provisioned: Lab, lab_inventory: Path) -> None:
+    status = fleet("status", "-i", lab_inventory, "-o", "json").data
+    for row in status["stages"]:
+        box = provisioned.box(row["box"])
+        pid = box.exec(["pgrep", "-f", "stage_runtime --config"]).stdout.split()[0]
+        maps = box.exec(["cat", f"/proc/{pid}/maps"]).stdout
+        mapped = {line.split("/")[-1] for line in maps.splitlines() if line.endswith(".safetensors")}
+        first, last = row["layers"]
+        own = {f"layer-{layer:03d}.safetensors" for layer in range(first, last)} | (
+            {"embedding.safetensors", "final.safetensors"} if row["head"] else set()
+        )
+        assert mapped <= own, row["box"]
+
+
+def test_power_cut_box_comes_back_serving_by_itself(provisioned: Lab, lab_inventory: Path) -> None:
+    box = provisioned.box("box2")
+    with box.capture() as seen:
+        box.power_cut()
+    assert [segment for segment in seen.tcp() if segment.fin or segment.rst] == []
+    assert fleet("status", "-i", lab_inventory, expect=None).code in (1, 3)
+    box.on()
+    wait_until_serving(lab_inventory)
+    answer = fleet(
+        "ask", "-i", lab_inventory, "--temperature", "0", "--max-tokens", "24", "What is the capital of France?"
+    )
+    assert "Paris" in answer.stdout
+    assert fleet("provision", lab_inventory, "-o", "json").data["boxes"][1]["changes"] == 0
+
+
+def test_one_box_off_leaves_the_others_done(provisioned: Lab, lab_inventory: Path) -> None:
+    box = provisioned.box("box3")
+    box.off()
+    try:
+        answer = fleet("provision", lab_inventory, "-o", "json", expect=3)
+        results = {name: row["result"] for name, row in boxes_of(answer.data).items()}
+        assert results == {**dict.fromkeys(ALL_BOXES, "ok"), "box3": "unreachable"}
+        table = fleet("provision", lab_inventory, expect=3)
+        assert "1 unreachable" in table.stdout
+        assert "box3" in table.stderr.splitlines()[-2] + table.stderr.splitlines()[-1]
+    finally:
+        box.on()
+        wait_until_serving(lab_inventory)
+
+
+def test_openai_client_talks_to_the_site(provisioned: Lab, lab_site: SiteFile) -> None:
+    import openai
+
+    state = lab_site.state_directory
+    endpoint = json.loads((state / "endpoints.json").read_text(encoding="utf-8"))["gateway"]
+    with openai.DefaultHttpxClient(verify=str(state / "ca" / "ca.crt")) as http:
+        client = openai.OpenAI(
+            base_url=f"https://{endpoint['host']}:{endpoint['port']}/v1",
+            api_key=(state / "api_key").read_text(encoding="utf-8").strip(),
+            http_client=http,
+        )
+        model = client.models.list().data[0].id
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        whole = client.chat.completions.create(model=model, messages=question, max_tokens=24, temperature=0)
+        assert "Paris" in (whole.choices[0].message.content or "")
+        pieces = [
+            chunk.choices[0].delta.content or ""
+            for chunk in client.chat.completions.create(
+                model=model, messages=question, max_tokens=24, temperature=0, stream=True
+            )
+            if chunk.choices
+        ]
+        assert "".join(pieces) == whole.choices[0].message.content and len(pieces) > 3
+        completion = client.completions.create(
+            model=model, prompt="The capital of France is", max_tokens=4, temperature=0
+        )
+        assert "Paris" in completion.choices[0].text
