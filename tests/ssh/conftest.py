@@ -113,8 +113,9 @@ def lines() -> list[str]:
 def make_site(tmp_path: Path, lines: list[str]) -> Callable[..., SshSite]:
     """An SshSite with quick deadlines."""
 
-    def make(accept: tuple[str, ...] = (), **deadlines: float) -> SshSite:
-        site = SshSite.of(site_file(tmp_path, 22), report=lines.append, accept_host_keys=accept)
+    def make(accept: tuple[str, ...] = (), remember: bool = True, **deadlines: float) -> SshSite:
+        file = site_file(tmp_path, 22)
+        site = SshSite.of(file, report=lines.append, accept_host_keys=accept, remember_host_keys=remember)
         return replace(site, deadlines=replace(site.deadlines, **deadlines))
 
     return make

@@ -63,12 +63,15 @@ def test_command_runs_with_sbin_on_its_path(sshd: Sshd, make_site: MakeSite) -> 
 
 
 def test_first_use_is_pinned_and_reported(sshd: Sshd, make_site: MakeSite, lines: list[str], tmp_path: Path) -> None:
+    store = tmp_path / ".fleet" / "test" / "known_hosts"
+    with open_channel(sshd.target(), make_site(remember=False), ["true"]):
+        assert not store.exists()
+    assert "not pinned" in lines.pop()
     with open_channel(sshd.target(), make_site(), ["true"]):
         pass
     keygen = ["ssh-keygen", "-l", "-f", str(sshd.directory / "host.pub")]
     shown = subprocess.run(keygen, capture_output=True, text=True, check=True).stdout.split()[1]
     assert lines == [f"host key of box1 pinned: {shown}"]
-    store = tmp_path / ".fleet" / "test" / "known_hosts"
     assert stat.S_IMODE(store.stat().st_mode) == 0o600
     with open_channel(sshd.target(), make_site(), ["true"]):
         pass
