@@ -27,7 +27,6 @@ class HostKeyStore:
     Args:
         path: the file; made when the first key is pinned.
         accept: boxes whose changed key replaces the pinned one.
-        remember: False: a key that would be pinned is only reported.
         report: takes one line when a key is pinned or replaced.
         accept_command: what accepts a changed key; `{box}` is filled in.
         remember: False with `--check`: a first key is believed for this run, and nothing is written.
@@ -44,7 +43,6 @@ class HostKeyStore:
     ) -> None:
         self._path = path
         self._accept = accept
-        self._remember = remember
         self._report = report
         self._accept_command = accept_command
         self._remember = remember

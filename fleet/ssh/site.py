@@ -34,7 +34,6 @@ class SshSite:
         Args:
             report: takes one line, e.g. that a host key was pinned.
             accept_host_keys: boxes whose changed host key replaces the pinned one (`--accept-host-key BOX`).
-            remember_host_keys: False for a run that must write nothing: an unknown key is told, but not pinned.
             remember_host_keys: False with `--check`, which writes nothing.
         """
         timing = site_file.site.timing
@@ -43,7 +42,6 @@ class SshSite:
             HostKeyStore(
                 site_file.state_directory / "known_hosts",
                 accept=frozenset(accept_host_keys),
-                remember=remember_host_keys,
                 report=report,
                 accept_command=f"fleet provision {site_file.file} --accept-host-key {{box}}",
                 remember=remember_host_keys,
