@@ -44,9 +44,7 @@ def status(inventory: Path, output: str) -> int:
         return int(result.exit_code)
     print_table(f"stages of {site_file.site.site}", STAGE_COLUMNS, [row.cells() for row in result.stages])
     print_table("pipelines", PIPELINE_COLUMNS, [row.cells() for row in result.pipelines])
-    if result.gateway_state == "ready":
-        progress("gateway: ready")
-    else:
-        progress(f"gateway: {result.gateway_state}: {result.gateway_note}")
+    progress("all serve" if result.exit_code == 0 else "\n".join(result.failures))
+    if result.exit_code != 0:
         progress(f"  next: fleet provision {inventory} --check")
     return int(result.exit_code)

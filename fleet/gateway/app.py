@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from fleet import __version__
 from fleet.gateway.auth import ApiKeys
-from fleet.gateway.backend import Backend, admit, health, of_model
+from fleet.gateway.backend import Admitted, Backend, admit, health, of_model
 from fleet.gateway.config import GatewayConfig
 from fleet.gateway.errors import ApiError, invalid, unsupported
 from fleet.gateway.events import EventWriter
@@ -136,11 +136,26 @@ class Gateway:
         prompt: tuple[int, ...],
         options: GenerationOptions,
     ) -> web.StreamResponse:
-        """Admit, generate, answer; the same for both end points."""
+        """Admit, then answer; the same for both end points."""
         if request.transport is None or request.transport.is_closing():
             # asyncio.wait_for loses a cancellation that comes at the very moment the body is complete
             raise ConnectionError("the client went away")
         admitted = admit(backends, len(prompt), options.choices)
+        try:
+            return await self._answer(request, shape_class, admitted, prompt, options)
+        finally:
+            for ticket in admitted.tickets:
+                ticket.release()
+
+    async def _answer(
+        self,
+        request: web.Request,
+        shape_class: type[Shape],
+        admitted: Admitted,
+        prompt: tuple[int, ...],
+        options: GenerationOptions,
+    ) -> web.StreamResponse:
+        """Generate on the pipeline that admitted the request."""
         backend = admitted.backend
         room = backend.context_tokens - len(prompt)
         seed = options.sampling.seed if options.seeded else secrets.randbits(64)

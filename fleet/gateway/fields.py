@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.gateway.errors import ApiError, invalid, unsupported
+from fleet.gateway.errors import ApiError, invalid
 
 Body = Mapping[str, Any]
 
@@ -113,6 +113,3 @@ def refuse_unsupported(body: Body, names: Mapping[str, tuple[Any, ...]]) -> None
         raise ApiError(
             400, f"this server does not support: {', '.join(asked)}", param=asked[0], code="unsupported_parameter"
         )
-
-
-__all__ = ["Body", "boolean", "decode_body", "integer", "number", "refuse_unsupported", "text", "unsupported"]

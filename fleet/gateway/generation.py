@@ -66,7 +66,7 @@ class Deadlines:
 
 
 class Generation:
-    """Runs a job.
+    """Runs a job. Each choice gives its place back when it ends; who admitted the request does so for the others.
 
     Attributes:
         completion_tokens: generated so far, all choices together.
@@ -115,8 +115,6 @@ class Generation:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)  # their errors went through the queue
-            for ticket in self._tickets:
-                ticket.release()
 
     async def _run_choice(self, choice: int) -> None:
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.gateway import fields
-from fleet.gateway.errors import ApiError, invalid, unsupported
+from fleet.gateway.errors import invalid, unsupported
 from fleet.gateway.fields import Body
 from stage_runtime.link.messages import SamplingParameters
 
@@ -229,6 +229,3 @@ def _prompt(value: object) -> str | tuple[int, ...]:
     if not all(type(item) is int and 0 <= item <= MAX_TOKEN_ID for item in value):
         raise invalid("prompt", "expected token ids, which are integers from 0")
     return tuple(value)
-
-
-__all__ = ["ApiError", "ChatRequest", "CompletionRequest", "GenerationOptions", "parse_chat", "parse_completion"]

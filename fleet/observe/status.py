@@ -112,6 +112,13 @@ class SiteStatus:
     gateway_note: str
 
     @property
+    def failures(self) -> tuple[str, ...]:
+        """One line for each stage that does not serve, and for the gateway if it does not."""
+        stages = [f"{row.box}: {row.state}: {row.note}" for row in self.stages if row.state not in SERVING_STATES]
+        gateway = [f"gateway: {self.gateway_state}: {self.gateway_note}"]
+        return (*stages, *([] if self.gateway_state in ("ready", "none") else gateway))
+
+    @property
     def exit_code(self) -> ExitCode:
         """0 all serve; 3 only unreachable boxes stand in the way; 1 anything else.
 

@@ -182,14 +182,16 @@ async def test_status_shows_the_site(site: Site, tokenizer: Tokenizer) -> None:
     async with running(site.directory, site.pki, {"main": pipeline}) as gateway, stage_of(site, STAGE) as port:
         site.write_endpoints(gateway_port=gateway.https_port, stage_port=port)
         code, out, err = await fleet("status", "-i", str(site.inventory))
-        assert (code, err) == (0, "gateway: ready\n")
+        assert (code, err) == (0, "all serve\n")
         assert out.splitlines()[1].split("\t")[:4] == ["box1", "ready", "0-10", "embedding+head"]
         code, out, _ = await fleet("status", "-i", str(site.inventory), "-o", "json")
         document = json.loads(out)
         assert (document["kind"], document["data"]["stages"][0]["layers"]) == ("status", [0, 11])
         site.write_endpoints(gateway_port=gateway.https_port, stage_port=free_port())
-        code, out, _ = await fleet("status", "-i", str(site.inventory))
+        code, out, err = await fleet("status", "-i", str(site.inventory))
         assert (code, "unreachable" in out) == (3, True)
+        assert err.startswith("box1: unreachable: 127.0.0.1:")
+        assert f"next: fleet provision {site.inventory} --check" in err
 
 
 async def test_status_of_a_failed_stage(site: Site, tokenizer: Tokenizer) -> None:
