@@ -38,8 +38,9 @@ Exit codes: 0 ok · 1 a box failed or the site is not ready · 3 only unreachabl
     "--accept-host-key", "accept_host_keys", multiple=True, metavar="BOX", help="Accept this box's changed ssh key."
 )
 @output_option
-@click.option("-v", "--verbose", is_flag=True, help="List every change, and the logs of what failed.")
+@click.option("-v", "--verbose", is_flag=True, help="List every change, and all logs of what failed.")
 def provision(
+    *,
     inventory: Path,
     check: bool,
     diff: bool,

@@ -102,7 +102,11 @@ def render(inputs: RenderInputs, box: str) -> DesiredState:
     programs: list[Program] = []
     if pipeline is not None:
         threads = threads_of(inputs, box)
-        etc["stage.json"] = to_bytes(stage_config(site_file, box, pipeline, inputs.plan, inputs.ports, layout, threads))
+        etc["stage.json"] = to_bytes(
+            stage_config(
+                site_file, box, inputs.plan, pipeline=pipeline, ports=inputs.ports, layout=layout, threads=threads
+            )
+        )
         programs.append(_stage_program(site_file, layout, environments[STAGE_LOCK], threads))
     if is_gateway:
         etc["gateway.json"] = to_bytes(gateway_config(site_file, box, inputs.plan, inputs.ports, layout))

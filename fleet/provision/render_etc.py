@@ -47,8 +47,9 @@ def to_bytes(data: Mapping[str, Any]) -> bytes:
 def stage_config(
     site_file: SiteFile,
     box: str,
-    pipeline: str,
     plan: Plan,
+    *,
+    pipeline: str,
     ports: Mapping[str, BoxPorts],
     layout: BoxLayout,
     threads: int,

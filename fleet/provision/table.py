@@ -12,6 +12,7 @@ from fleet.errors import ExitCode
 from fleet.provision.diff import Change
 from fleet.ssh.results import HostResult, HostStatus, exit_code
 
+LOG_LINES = 8  # of a failed program without -v
 COLUMNS = ("box", "result", "changes", "seconds", "what failed")
 
 
@@ -89,14 +90,14 @@ def summary_line(report: RunReport) -> str:
 
 
 def failure_lines(results: Iterable[HostResult], *, verbose: bool) -> list[str]:
-    """What failed, each with the next command to type; with `verbose` also the collected logs."""
+    """What failed, the end of its logs (with `verbose` all that was collected), and the next command to type."""
     lines: list[str] = []
     for result in results:
         if result.status in (HostStatus.OK, HostStatus.CHANGED):
             continue
         lines.append(f"{result.status.value}: {result.message}")
-        if result.detail and verbose:
-            lines += [f"  | {line}" for line in result.detail.splitlines()]
+        shown = result.detail.splitlines() if verbose else result.detail.splitlines()[-LOG_LINES:]
+        lines += [f"  | {line}" for line in shown]
         if result.hint:
             lines.append(f"  next: {result.hint}")
     return lines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fleet.errors import ExitCode
@@ -72,14 +74,12 @@ def test_rows() -> None:
     ]
 
 
-def test_failures_end_with_the_next_command_and_logs_only_if_asked_for() -> None:
-    assert failure_lines((OK, FAILED), verbose=False) == ["failed: d: apply: no space", "  next: df"]
-    assert failure_lines((FAILED,), verbose=True) == [
-        "failed: d: apply: no space",
-        "  | line 1",
-        "  | line 2",
-        "  next: df",
-    ]
+def test_failures_show_the_end_of_the_logs_and_the_next_command() -> None:
+    log = [f"line {number}" for number in range(20)]
+    failed = replace(FAILED, detail="\n".join(log))
+    short = failure_lines((OK, failed), verbose=False)
+    assert short == ["failed: d: apply: no space", *(f"  | {line}" for line in log[-8:]), "  next: df"]
+    assert failure_lines((failed,), verbose=True)[1:-1] == [f"  | {line}" for line in log]
 
 
 def test_changes_show_diffs_but_never_a_secret() -> None:
