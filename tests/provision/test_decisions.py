@@ -39,12 +39,14 @@ from tests.provision.sites import make_inputs, make_plan, write_bundle, write_si
 
 
 def test_local_ports_are_apart_and_a_second_run_keeps_them(tmp_path: Path) -> None:
-    site_file = write_site(tmp_path, connection="local")
+    numbers = "ports: {ring: 21401, metrics: 21501, gateway: 21601, gateway_loopback: 21701}\n"  # used by no one else
+    site_file = write_site(tmp_path, connection="local", more=numbers)
     first = site_ports(site_file, keep=True)
     used = [port for ports in first.values() for port in asdict(ports).values() if port]
     assert len(used) == 2 * 3 + 2
     assert len(set(used)) == len(used)
     with socket.socket() as busy:  # what it took is busy while the site runs, and stays its own
+        busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         busy.bind(("127.0.0.1", first["box1"].ring))
         busy.listen()
         assert not is_free(first["box1"].ring)
