@@ -56,7 +56,6 @@ def provision(
     Asks every box what it has, changes only what differs, and activates it behind a health gate: a release that does
     not become healthy is taken back, after its logs were collected. A second run changes nothing.
     """
-    from fleet.bundle.manifest import load_manifest
     from fleet.bundle.models import read_models
     from fleet.inventory.loader import load_site
     from fleet.inventory.patterns import select
@@ -70,8 +69,7 @@ def provision(
 
     site_file = load_site(inventory)
     boxes = select(site_file.site, limit, last_failures(site_file.state_directory))
-    bundle = BundleView(site_file, load_manifest(site_file.bundle_directory))
-    bundle.check()
+    bundle = BundleView.of(site_file)
     options = RolloutOptions(
         check=check, texts=diff, forks=forks or site_file.site.rollout.forks, accept_host_keys=accept_host_keys
     )

@@ -6,7 +6,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fleet.bundle.manifest import CONTROL_LOCK, STAGE_LOCK, Manifest
+from fleet.bundle.manifest import CONTROL_LOCK, STAGE_LOCK, Manifest, load_manifest
 from fleet.errors import FleetError
 from fleet.inventory.model import DeviceProfile, Role, Site
 from fleet.inventory.sitefile import SiteFile
@@ -47,6 +47,20 @@ class BundleView:
 
     site_file: SiteFile
     manifest: Manifest
+
+    @classmethod
+    def of(cls, site_file: SiteFile) -> BundleView:
+        """The site's bundle, checked.
+
+        Raises:
+            FleetError: there is none, it is damaged, or as `check`; always with the command that makes it.
+        """
+        try:
+            view = cls(site_file, load_manifest(site_file.bundle_directory))
+        except FleetError as error:
+            raise FleetError(error.message, hint=f"fleet bundle {site_file.file}") from error
+        view.check()
+        return view
 
     def check(self) -> None:
         """Refuse a bundle that was made for another inventory, or that lost files since.

@@ -109,7 +109,7 @@ def inventory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_a_missing_bundle_is_said_with_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "site.yaml").write_text(SITE)
     assert main(["provision", str(tmp_path / "site.yaml")]) == 1
-    assert "fleet bundle" in capsys.readouterr().err
+    assert f"next: fleet bundle {tmp_path}/site.yaml" in capsys.readouterr().err
 
 
 def test_check_creates_nothing_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
