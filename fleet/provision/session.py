@@ -217,7 +217,7 @@ class BoxSession:
                     self._report(f"{message['step']}: waits for {waits} ({message['seconds']} s)")
                 elif message["op"] == "error":
                     self._raise(message)
-                else:
+                elif message["op"] != "alive":
                     return message
         finally:
             watchdog.disarm("quiet")

@@ -115,7 +115,10 @@ class LocalProcess:
 
     def finish(self) -> tuple[int | None, str]:
         """See Transport."""
-        status = self._process.wait(END_SECONDS)
+        try:
+            status = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None, ""
         self._stderr.seek(0)
         return status, self._stderr.read(STDERR_BYTES).decode(errors="replace")
 

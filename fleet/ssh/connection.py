@@ -195,8 +195,8 @@ def _connect(
         user=target.user,
         port=target.port,
         gateway=target.gateway,
-        # all a connection needs stands in the inventory: the user's own ssh configuration can't redirect it
-        config=fabric.Config(overrides={"load_ssh_configs": False}),
+        # all a connection needs stands in the inventory: neither ssh's nor fabric's own files can redirect it
+        config=fabric.Config(overrides={"load_ssh_configs": False}, lazy=True),
         connect_kwargs=_connect_arguments(target, deadlines, sock),
     )
     connection.client.set_missing_host_key_policy(PinnedPolicy(store, target.box))

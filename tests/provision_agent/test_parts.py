@@ -98,5 +98,5 @@ def test_the_agent_is_standard_library_only_and_small() -> None:
     message, _ = wire.Reader(io.BytesIO(done.stdout).read).next()
     assert (message["op"], message["kind"]) == ("error", "bug")
     assert "unknown request nonsense" in message["detail"]
-    assert "agent.answer(peer.receive())" in message["detail"]  # tracebacks show source though no file exists
+    assert "agent.answer(peer.next_request())" in message["detail"]  # tracebacks show source though no file exists
     assert len(agent_program()) < 64 * 1024  # fits into a pipe, so that sending it never blocks

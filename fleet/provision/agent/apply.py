@@ -71,10 +71,11 @@ class Application:
 
     def _directories(self) -> None:
         changes = self._of("directory")
+        if changes:
+            self._peer.step(f"directories: {len(changes)}")
         for spec in self._spec["directories"]:
             if spec["path"] not in changes:
                 continue
-            self._peer.step(f"directory {spec['path']}")
             if path_fact(spec["path"])["kind"] not in ("directory", "missing"):
                 remove(spec["path"])
             make_parents(f"{spec['path']}/child")

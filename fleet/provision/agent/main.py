@@ -63,7 +63,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     agent = Agent(peer)
     try:
         while True:
-            peer.send(agent.answer(peer.receive()))
+            peer.send(agent.answer(peer.next_request()))
     except EOFError:
         pass  # the operator is done, or gone
     except AgentError as error:

@@ -12,6 +12,7 @@ from typing import Any
 from fleet.provision.agent.errors import AgentError
 from fleet.provision.agent.wire import MAX_BODY_BYTES, Message, Reader, WireError, Writer
 
+AT_REST = ""  # the step between two requests
 QUIET_SECONDS = 5.0  # a step that runs longer says what it waits for, again and again
 
 
@@ -22,7 +23,7 @@ class Peer:
     def __init__(self, reader: Reader, writer: Writer) -> None:
         self._reader = reader
         self._writer = writer
-        self._step = "start"
+        self._step = AT_REST
         self._detail = ""
         self._since = time.monotonic()
         self._ended = threading.Event()
@@ -32,11 +33,17 @@ class Peer:
     @property
     def present_step(self) -> str:
         """What is being done."""
-        return self._step
+        return self._step or "start"
 
     def receive(self) -> Message:
-        """The next request. Raises EOFError when the operator is gone."""
+        """The next message. Raises EOFError when the operator is gone."""
         return self._reader.next()[0]
+
+    def next_request(self) -> Message:
+        """Wait for a request, at rest. A sign of life still goes out now and then: if the operator was unplugged, the
+        kernel gives the connection up, the agent ends, and the run lock is free again."""
+        self._step = AT_REST
+        return self.receive()
 
     def send(self, message: Message) -> None:
         """Answer the operator; silent once it is gone (the next `receive` raises EOFError)."""
@@ -62,7 +69,9 @@ class Peer:
     def _tick(self) -> None:
         while not self._ended.wait(QUIET_SECONDS):
             seconds = time.monotonic() - self._since
-            if seconds >= QUIET_SECONDS:
+            if self._step == AT_REST:
+                self.send({"op": "alive"})
+            elif seconds >= QUIET_SECONDS:
                 self.send({"op": "waiting", "step": self._step, "text": self._detail, "seconds": round(seconds)})
 
     def contents(self, wanted: list[dict[str, Any]]) -> Iterator[Blob]:
