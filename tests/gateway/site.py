@@ -219,7 +219,7 @@ class RunningGateway:
 
 @asynccontextmanager
 async def running(
-    directory: Path, pki: Pki, pipelines: dict[str, Pipeline], **changes: Any
+    directory: Path, pki: Pki, pipelines: dict[str, Pipeline], /, **changes: Any
 ) -> AsyncIterator[RunningGateway]:
     """Serve until the block ends."""
     config = parse_config(config_data(directory, pki, **changes))

@@ -66,7 +66,9 @@ def test_a_row_says_who_holds_what() -> None:
 )
 def test_exit_codes(stages: list[Answer], gateway: Answer | None, code: int) -> None:
     boxes = {f"box{number}": answer for number, answer in enumerate(stages)}
-    assert site_status(SiteAnswers(boxes, gateway)).exit_code == code
+    status = site_status(SiteAnswers(boxes, gateway))
+    assert status.exit_code == code
+    assert bool(status.failures) == (code != 0)
 
 
 def test_an_unreachable_box_is_a_row_of_its_own_with_the_reason() -> None:
