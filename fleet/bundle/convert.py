@@ -1,6 +1,6 @@
 """A model from Hugging Face safetensors or GGUF into the bundle's model directory: one shard a decoder layer.
 
-Written aside in `.converting-<key>/`, synced and renamed into place. An interrupted conversion keeps its finished
+Written aside in `.converting-<key>/`, synced once and renamed into place. An interrupted conversion keeps its finished
 shards (their digests stand in `progress.json`) and goes on with the next one. Equal input gives an equal digest.
 """
 
@@ -20,6 +20,8 @@ from fleet.bundle.files import (
     Report,
     canonical_json,
     fsync_directory,
+    fsync_tree,
+    replace_file,
     require_free_space,
     saying_when_quiet,
     sha256_file,
@@ -102,6 +104,8 @@ def convert_model(
     digest = _write_model_json(model, entries, workspace)
     directory = models_directory / digest[:16]
     (workspace / "progress.json").unlink()
+    with saying_when_quiet(report, "writing to disk"):
+        fsync_tree(workspace)
     if directory.exists():  # a run that stopped between the rename and the record left it
         shutil.rmtree(directory)
     workspace.rename(directory)
@@ -137,7 +141,7 @@ def _shards(model: SourceModel) -> list[_Shard]:
 
     def text(data: bytes) -> Callable[[Path], tuple[str, int]]:
         def write(path: Path) -> tuple[str, int]:
-            write_atomically(path, data)
+            replace_file(path, data)
             return hashlib.sha256(data).hexdigest(), len(data)
 
         return write
@@ -168,7 +172,7 @@ def _write_shards(model: SourceModel, workspace: Path, report: Report) -> list[d
         if known is None or not path.exists() or sha256_file(path) != known[0]:
             with saying_when_quiet(report, f"writing {shard.name}"):
                 done[shard.name] = list(shard.write(path))
-            write_atomically(journal, canonical_json(done))
+            replace_file(journal, canonical_json(done))
             report(f"  {shard.name}  {size_text(done[shard.name][1])}")
         sha256, size_bytes = done[shard.name]
         entries.append(
@@ -189,5 +193,5 @@ def _write_model_json(model: SourceModel, entries: list[dict[str, Any]], workspa
         "files": entries,
     }
     encoded = (json.dumps(data, sort_keys=True, indent=1) + "\n").encode()
-    write_atomically(workspace / MODEL_FILE, encoded)
+    replace_file(workspace / MODEL_FILE, encoded)
     return hashlib.sha256(encoded).hexdigest()

@@ -40,6 +40,14 @@ def canonical_json(data: object) -> bytes:
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
+def fsync_tree(directory: Path) -> None:
+    """Make a flat directory's files and names durable, before it is renamed into place."""
+    for path in directory.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    fsync_directory(directory)
+
+
 def fsync_directory(path: Path) -> None:
     """Make renames inside a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -47,6 +55,13 @@ def fsync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write aside and rename: readers never see half a file. Not durable; what a run can make again may use it."""
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_bytes(data)
+    aside.replace(path)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

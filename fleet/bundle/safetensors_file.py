@@ -10,14 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from fleet.bundle.files import fsync_directory
 from fleet.bundle.source_model import DTYPE_BYTES, SourceTensor
 from fleet.errors import FleetError
 
@@ -58,7 +56,7 @@ def _mapped_tensor(path: Path, start: int, entry: dict[str, list[int] | str]) ->
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, SourceTensor]) -> tuple[str, int]:
-    """Write tensors to `path` one at a time, aside first, then fsync and rename.
+    """Write tensors to `path` one at a time, aside first, then rename; the caller makes the whole directory durable.
 
     Order is by dtype size (widest first, so that each tensor stays aligned), then by name: equal input, equal bytes.
 
@@ -86,8 +84,5 @@ def write_safetensors(path: Path, tensors: Mapping[str, SourceTensor]) -> tuple[
             data = tensors[name].read()
             digest.update(data)
             file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
     aside.replace(path)
-    fsync_directory(path.parent)
     return digest.hexdigest(), 8 + len(encoded) + offset

@@ -160,6 +160,7 @@ def gather_wheels(target: Target, own_wheel: Path, torch: Path | None, context: 
         for lock, closure in closures.items():
             _refuse_cuda(lock, closure, roots[lock], target)
         kept = {name: _adopt(path, directory) for name, path in gathered.files.items()}
+        fsync_directory(directory)
     locks: dict[str, Lock] = {}
     for lock, closure in closures.items():
         wheels = [_locked(name, gathered.metadata[name], kept[name], bundle, cache) for name in closure.names]
@@ -216,12 +217,11 @@ def _refuse_cuda(lock: str, closure: Closure, roots: list[Requirement], target: 
 
 
 def _adopt(source: Path, directory: Path) -> Path:
-    """Move a downloaded wheel into the bundle, durable."""
+    """Move a downloaded wheel, its bytes durable, into the bundle."""
     with source.open("rb") as file:
         os.fsync(file.fileno())
     path = directory / source.name
     source.replace(path)
-    fsync_directory(directory)
     return path
 
 
