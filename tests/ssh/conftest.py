@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import socket
 import subprocess
 import time
@@ -19,6 +19,7 @@ from fleet.inventory.sitefile import SiteFile
 from fleet.ssh.connection import SshTarget
 from fleet.ssh.site import SshSite
 
+USER = pwd.getpwuid(os.geteuid()).pw_name
 SSHD = Path("/usr/sbin/sshd")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="commands of another user than root go through sudo")
 
@@ -78,7 +79,7 @@ class Sshd:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def target(self, **changes: object) -> SshTarget:
-        target = SshTarget("box1", "127.0.0.1", self.port, getpass.getuser(), str(self.identity))
+        target = SshTarget("box1", "127.0.0.1", self.port, USER, str(self.identity))
         return replace(target, **changes)  # type: ignore[arg-type]
 
 
@@ -132,7 +133,7 @@ def site_file(directory: Path, port: int, identity: Path | None = None) -> SiteF
                 "box1": {
                     "address": "127.0.0.1",
                     "port": port,
-                    "user": getpass.getuser(),
+                    "user": USER,
                     "identity_file": None if identity is None else str(identity),
                     "profile": "this",
                 }
