@@ -13,7 +13,7 @@ from fleet.inventory.sitefile import SiteFile
 from tests.lab.lab import Lab, LabBox
 from tests.lab.tree import Entry, changed_paths, rewritten_paths
 from tests.site.commands import fleet
-from tests.site.conftest import ALL_BOXES, STAGE_BOXES
+from tests.site.conftest import ALL_BOXES
 
 pytestmark = pytest.mark.lab
 
