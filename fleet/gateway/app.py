@@ -22,7 +22,7 @@ from fleet.gateway.events import EventWriter
 from fleet.gateway.fields import decode_body
 from fleet.gateway.generation import Deadlines, Generation, Job
 from fleet.gateway.metrics import GatewayMetrics
-from fleet.gateway.middleware import REQUEST_ID_HEADER, current_request, make_middleware
+from fleet.gateway.middleware import REQUEST_ID_HEADER, current_request, make_middleware, report_bug
 from fleet.gateway.requests import ChatRequest, CompletionRequest, GenerationOptions, parse_chat, parse_completion
 from fleet.gateway.responses import ChatShape, ChoiceText, CompletionShape, Shape, usage
 from fleet.gateway.vocabulary import Vocabulary
@@ -231,9 +231,12 @@ async def _stream(request: web.Request, generation: Generation, shape: Shape, st
                     await writer.send(chunk)
         if generation.job.options.include_usage:
             await writer.send(shape.usage_chunk(usage(len(generation.job.prompt), generation.completion_tokens)))
-    except ApiError as error:
+    except ConnectionError:
+        raise
+    except Exception as failure:
         if not writer.sent:
             raise
+        error = failure if isinstance(failure, ApiError) else report_bug()
         current_request().log.update(outcome=error.outcome, error=error.message)
         await writer.send(error.body())
         writer.response.force_close()

@@ -52,6 +52,12 @@ def request_id_of(sent: str | None) -> str:
     return sent if sent is not None and _REQUEST_ID.fullmatch(sent) else f"req-{secrets.token_hex(12)}"
 
 
+def report_bug() -> ApiError:
+    """Log the exception being handled with its traceback; the error to answer with."""
+    logger.exception("bug", extra={"fields": {"request_id": current_request().request_id}})
+    return internal("a bug of the gateway; its log has the traceback")
+
+
 def make_middleware(keys: ApiKeys, metrics: GatewayMetrics) -> Middleware:
     """The gateway's only middleware.
 
@@ -109,8 +115,7 @@ async def _answer(request: web.Request, handler: Handler, keys: ApiKeys) -> web.
     except ConnectionError:
         raise
     except Exception:
-        logger.exception("bug", extra={"fields": {"request_id": context.request_id}})
-        response = _error_response(internal("a bug of the gateway; its log has the traceback"), log)
+        response = _error_response(report_bug(), log)
     if not response.prepared:
         response.headers[REQUEST_ID_HEADER] = context.request_id
     return response

@@ -120,9 +120,15 @@ def forecast(site: Site, name: str, info: ModelInfo) -> PipelineForecast:
     micro-batch every max(slowest stage, sum of stages / m).
 
     Raises:
-        FleetError: explicit ranges do not end with the model's last layer, or sequences are longer than its context.
+        FleetError: explicit ranges do not end with the model's last layer, sequences are longer than its context,
+            or this version's stages do not know the policy.
     """
     pipeline = site.pipelines[name]
+    if pipeline.policy != "exact":
+        raise FleetError(
+            f"pipeline {name}: policy {pipeline.policy} is not in this version of the stage runtime, which has exact",
+            hint=f"write `policy: exact` under pipelines.{name}",
+        )
     longest = info.config.max_position_embeddings
     if pipeline.max_tokens_per_sequence > longest:
         raise FleetError(

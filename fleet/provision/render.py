@@ -151,7 +151,7 @@ def _supervisor_config(layout: BoxLayout, programs: Sequence[Program]) -> str:
     return render_supervisor_config(
         socket=layout.supervisor_socket,
         pid_file=f"{layout.run_directory}/supervisord.pid",
-        log_file=f"{layout.prefix}/log/supervisord.log",
+        log_file=f"{layout.log}/supervisord.log",
         programs=programs,
     )
 
@@ -172,7 +172,7 @@ def _stage_program(site_file: SiteFile, layout: BoxLayout, environment: Environm
         name="stage",
         argv=(python, "-m", "stage_runtime", "--config", f"{layout.etc}/stage.json"),
         environment=_program_environment(layout, threads),
-        log_file=f"{layout.prefix}/log/stage.log",
+        log_file=f"{layout.log}/stage.log",
         user=layout.user,
         start_seconds=START_SECONDS,
         stop_seconds=_stop_seconds(site_file),
@@ -185,7 +185,7 @@ def _gateway_program(site_file: SiteFile, layout: BoxLayout, environment: Enviro
         name="gateway",
         argv=(python, "-m", "fleet.cli.main", "gateway", "--config", f"{layout.etc}/gateway.json"),
         environment=_program_environment(layout, GATEWAY_THREADS),
-        log_file=f"{layout.prefix}/log/gateway.log",
+        log_file=f"{layout.log}/gateway.log",
         user=layout.user,
         start_seconds=START_SECONDS,
         stop_seconds=_stop_seconds(site_file),
@@ -250,8 +250,13 @@ def _directories(layout: BoxLayout, is_gateway: bool) -> tuple[DirectorySpec, ..
     prefix, owner = layout.prefix, layout.owner
     plain = [DirectorySpec(f"{prefix}{name}") for name in ("", "/envs", "/models", "/releases")]
     owned = [
-        DirectorySpec(f"{prefix}/{name}", mode=mode, owner=owner, group=owner)
-        for name, mode in (("log", 0o750), ("pki", 0o700), ("secrets", 0o700), ("state", 0o750))
+        DirectorySpec(path, mode=mode, owner=owner, group=owner)
+        for path, mode in (
+            (layout.log, 0o750),
+            (f"{prefix}/pki", 0o700),
+            (f"{prefix}/secrets", 0o700),
+            (f"{prefix}/state", 0o750),
+        )
     ]
     if is_gateway:
         owned.append(DirectorySpec(layout.journal, mode=0o700, owner=owner, group=owner))

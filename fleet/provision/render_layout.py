@@ -10,6 +10,7 @@ from fleet.inventory.sitefile import SiteFile
 
 SERVICE_USER = "fleet"
 RUN_DIRECTORY = "/run/fleet"
+LOG_DIRECTORY = "/var/log/fleet"
 # written by systemd-timesyncd once the clock is set; absent under other daemons, which counts as not synchronised
 CLOCK_SYNCHRONISED_FILE = "/run/systemd/timesync/synchronized"
 
@@ -62,6 +63,11 @@ class BoxLayout:
     def api_keys(self) -> str:
         """Digests of the gateway's API keys."""
         return f"{self.prefix}/secrets/api_keys.json"
+
+    @property
+    def log(self) -> str:
+        """Logs of supervisord and its programs: where an administrator looks for them."""
+        return f"{self.prefix}/log" if self.local else LOG_DIRECTORY
 
     @property
     def journal(self) -> str:

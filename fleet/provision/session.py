@@ -21,20 +21,19 @@ import getpass
 import socket
 import tempfile
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fleet.errors import ExitCode
 from fleet.inventory.sitefile import SiteFile
-from fleet.provision.agent.wire import MAX_BODY_BYTES, Message, Reader, WireError, encode
+from fleet.provision.agent.wire import Message, Reader, WireError, encode
 from fleet.provision.desired import Content, DesiredState
 from fleet.provision.diff import Changes, texts_wanted
 from fleet.provision.facts import Facts, facts_from_json
+from fleet.provision.sending import chunks, contents_of, spec_json
 from fleet.provision.transport import Transport, agent_program, open_transport
 from fleet.ssh.deadlines import Deadlines
 from fleet.ssh.results import BoxError, BoxUnreachable
@@ -43,7 +42,6 @@ from fleet.ssh.site import SshSite
 Report = Callable[[str], None]  # one line of progress
 Sign = Callable[[str], str]  # certificate request (PEM) → certificate (PEM), by the site CA
 PROGRESS_SECONDS = 5.0  # a long transfer says how far it is
-WORTH_COMPRESSING = 0.8  # of the first chunk's size; wheels and weights stay above it
 EXIT_CODES = {"failed": ExitCode.FAILED, "locked": ExitCode.LOCKED, "rolled-back": ExitCode.ROLLED_BACK}
 
 
@@ -60,34 +58,6 @@ class ApplyResult:
     changes: int
     restarted: tuple[str, ...]
     bytes_sent: int
-
-
-def spec_json(desired: DesiredState) -> dict[str, Any]:
-    """The desired state as the agent gets it: everything but the contents, which travel only when they differ."""
-
-    def bare(value: Any) -> Any:
-        if isinstance(value, dict):
-            flat = {key: bare(item) for key, item in value.items() if key not in ("content", "data", "file")}
-            content = value.get("content")
-            return flat | {key: content[key] for key in ("sha256", "size_bytes")} if content else flat
-        return [bare(item) for item in value] if isinstance(value, list | tuple) else value
-
-    spec: dict[str, Any] = bare(asdict(desired))
-    for environment, wanted in zip(spec["environments"], desired.environments, strict=True):
-        environment["wheels"] = [
-            {"name": name, "sha256": content.sha256, "size_bytes": content.size_bytes}
-            for name, content in wanted.wheels
-        ]
-    return spec
-
-
-def _contents(desired: DesiredState) -> dict[str, Content]:
-    """Every content of a desired state by digest."""
-    files = [*desired.files, *(file for tree in desired.trees for file in tree.files)]
-    contents = [file.content for file in files]
-    for environment in desired.environments:
-        contents += [environment.uv, *(wheel for _, wheel in environment.wheels)]
-    return {content.sha256: content for content in contents}
 
 
 class BoxSession:
@@ -145,7 +115,7 @@ class BoxSession:
         self._bytes_sent = 0
         items = [{"kind": change.kind, "path": change.path, "why": change.why} for change in changes]
         self._request({"op": "apply", "changes": items})
-        contents = _contents(desired)
+        contents = contents_of(desired)
         while True:
             message = self._next()
             if message["op"] == "want":
@@ -265,7 +235,7 @@ class BoxSession:
             shared = self._transport.shares_files and content.file is not None
             header = {"op": "content", "sha256": content.sha256} | ({"file": str(content.file)} if shared else {})
             self._request(header)
-            for message, chunk in [] if shared else _chunks(content):
+            for message, chunk in [] if shared else chunks(content):
                 data = encode(message, chunk)
                 self._send(data)
                 self._bytes_sent += len(data)
@@ -273,36 +243,6 @@ class BoxSession:
                 if time.monotonic() - told >= PROGRESS_SECONDS:
                     told = time.monotonic()
                     self._report(f"{self._step}: sent {done / 1e6:.0f} of {total / 1e6:.0f} MB")
-
-
-def _chunks(content: Content) -> Iterator[tuple[Message, bytes]]:
-    """A content as chunk messages; whether it is compressed is decided by its first chunk.
-
-    Raises:
-        FleetError: by way of OSError, if the bundle's file is gone.
-    """
-    compress: bool | None = None
-    left = content.size_bytes
-    for raw in _raw_chunks(content):
-        left -= len(raw)
-        packed = zlib.compress(raw, 1) if compress is not False else raw
-        if compress is None:
-            compress = len(packed) < WORTH_COMPRESSING * len(raw)
-        body = packed if compress else raw
-        yield {"op": "chunk", "zlib": compress, "last": left <= 0, "bytes": len(raw)}, body
-    if left > 0 or content.size_bytes == 0:
-        yield {"op": "chunk", "zlib": False, "last": True, "bytes": 0}, b""
-
-
-def _raw_chunks(content: Content) -> Iterator[bytes]:
-    chunk_bytes = MAX_BODY_BYTES // 2  # compressed bytes that do not compress are a little longer
-    if content.data is not None:
-        for start in range(0, len(content.data), chunk_bytes):
-            yield content.data[start : start + chunk_bytes]
-        return
-    with Path(str(content.file)).open("rb") as file:
-        while chunk := file.read(chunk_bytes):
-            yield chunk
 
 
 def _holder() -> str:

@@ -76,3 +76,8 @@ def test_explanation_names_bottleneck_and_unknown_memory(site: Site, info: Model
     assert rows[0][2] == "embedding, head" and rows[0][5] == "unknown"
     assert f"{predicted.bottleneck} is the bottleneck" in summary("main", plan, predicted)
     assert predicted.tokens_per_second_full > predicted.tokens_per_second_single
+
+
+def test_policy_that_the_stages_do_not_know_is_refused_in_the_office(site: Site, info: ModelInfo) -> None:
+    with pytest.raises(FleetError, match="policy int4 is not in this version"):
+        plan_site(changed(site, policy="int4"), {"smollm2-135m": info})

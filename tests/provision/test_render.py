@@ -130,11 +130,11 @@ def test_owners_and_modes_over_ssh(inputs: RenderInputs) -> None:
     assert "/etc/systemd/system/fleet-supervisord.service" in {file.path for file in state.files}
 
 
-def test_every_path_lies_below_the_prefix_but_the_unit(inputs: RenderInputs) -> None:
+def test_every_path_lies_below_the_prefix_but_logs_and_the_unit(inputs: RenderInputs) -> None:
     state = render(inputs, "box1")
     paths = [spec.path for spec in (*state.directories, *state.files, *state.trees, *state.environments, *state.links)]
     outside = [path for path in paths if path != "/opt/fleet" and not path.startswith("/opt/fleet/")]
-    assert outside == ["/etc/systemd/system/fleet-supervisord.service"]
+    assert outside == ["/var/log/fleet", "/etc/systemd/system/fleet-supervisord.service"]
 
 
 def test_no_secret_is_in_a_release(inputs: RenderInputs) -> None:

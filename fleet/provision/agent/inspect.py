@@ -21,7 +21,7 @@ def collect(spec: dict[str, Any], texts: list[str]) -> dict[str, Any]:
     """In the shape of `fleet.provision.facts.Facts`.
 
     Args:
-        spec: the desired state without its contents, see `fleet.provision.session.spec_json`.
+        spec: the desired state without its contents, see `fleet.provision.sending.spec_json`.
         texts: paths whose text is wanted.
     """
     record = Record(spec["prefix"], spec["privileged"])

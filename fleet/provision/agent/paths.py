@@ -111,13 +111,16 @@ class Ownership:
         self.privileged = privileged
 
     def set(self, path: str, mode: int, owner: str, group: str) -> None:
-        """Owner first: chown clears set-id bits."""
-        if self.privileged:
-            os.chown(path, pwd.getpwnam(owner).pw_uid, grp.getgrnam(group).gr_gid, follow_symlinks=False)
-        os.chmod(path, mode)
+        """Mode and owner of a file or directory; a link is refused (OSError), because the service user can make links
+        in its own directories that point anywhere."""
+        descriptor = open_quietly(path)
+        try:
+            self.set_open(descriptor, mode, owner, group)
+        finally:
+            os.close(descriptor)
 
     def set_open(self, descriptor: int, mode: int, owner: str, group: str) -> None:
-        """The same for an open file."""
+        """The same for an open file; owner first, because chown clears set-id bits."""
         if self.privileged:
             os.fchown(descriptor, pwd.getpwnam(owner).pw_uid, grp.getgrnam(group).gr_gid)
         os.fchmod(descriptor, mode)
