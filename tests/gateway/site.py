@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +68,7 @@ def write_model(directory: Path, *, context: int = 512) -> Tokenizer:
     return tokenizer
 
 
-Script = Sequence[TokenEvent | FinishedEvent | asyncio.Event]
+Script = Iterable[TokenEvent | FinishedEvent | asyncio.Event]
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,30 @@ async def test_a_gap_in_the_tokens_is_an_error_not_an_answer(directory: Path, pk
         body = await response.json()
         assert response.status == 500
     assert "token 2, expected 1" in body["error"]["message"]
+
+
+def breaks(request: GenerateRequest, tokens: int) -> Iterator[TokenEvent]:
+    yield from (TokenEvent(index, 20) for index in range(tokens))
+    raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bug_before_the_first_token_is_a_500(directory: Path, pki: Pki, stream: bool) -> None:
+    pipeline = ScriptedPipeline(lambda request: breaks(request, 0))
+    async with running(directory, pki, {"main": pipeline}) as gateway, session(pki) as http:
+        response = await http.post(f"{gateway.url}/v1/completions", json={**PROMPT, "stream": stream})
+        assert response.status == 500
+        assert (await response.json())["error"]["code"] == "internal_error"
+
+
+async def test_a_bug_in_a_stream_is_an_event(directory: Path, pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = ScriptedPipeline(lambda request: breaks(request, 3))
+    async with running(directory, pki, {"main": pipeline}) as gateway, session(pki) as http:
+        response = await http.post(f"{gateway.url}/v1/completions", json={**PROMPT, "stream": True})
+        events = (await response.read()).decode().removesuffix("\n\n").split("\n\n")
+        assert json.loads(events[-2].split("data: ")[1])["error"]["code"] == "internal_error"
+        assert events[-1].endswith("data: [DONE]")
+    assert "RuntimeError: a bug" in caplog.text
 
 
 async def test_who_may_see_what(directory: Path, pki: Pki, tokenizer: Tokenizer) -> None:
