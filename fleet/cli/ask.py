@@ -13,7 +13,7 @@ EPILOG = """
 \b
 Examples:
   fleet ask "Why is the sky blue?" -i inventory/local.yaml
-  fleet ask "Name three rivers." --system "Answer in one line." --max-tokens 40 --temperature 0
+  fleet ask "Name three rivers." --system "Answer in one line." --max-tokens 40
   fleet ask "Tell me a joke." --temperature 0.8 --seed 7 -o json
 """
 
@@ -23,7 +23,13 @@ Examples:
 @inventory_option
 @click.option("--model", help="Name of the model; the site's first one if not given.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens of the answer.")
-@click.option("--temperature", type=click.FloatRange(0, 2), help="0 always takes the likeliest token; 1 if not given.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    default=0.0,
+    show_default=True,
+    help="0 always takes the likeliest token, so that equal questions get equal answers.",
+)
 @click.option("--seed", type=int, help="Equal seeds give equal answers.")
 @click.option("--system", help="System message before the question.")
 @output_option
@@ -33,7 +39,7 @@ def ask(
     inventory: Path,
     model: str | None,
     max_tokens: int | None,
-    temperature: float | None,
+    temperature: float,
     seed: int | None,
     system: str | None,
     output: str,

@@ -177,6 +177,7 @@ class Gateway:
             vocabulary=backend.vocabulary,
             logprobs=options.sampling.logprobs,
             include_usage=options.include_usage,
+            token_ids=options.token_ids,
         )
         self.metrics.prompt_tokens.inc(len(prompt))
         log = current_request().log

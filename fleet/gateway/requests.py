@@ -64,6 +64,7 @@ class GenerationOptions:
         choices: answers wanted (`n`).
         stream: as server-sent events.
         include_usage: a last event with the usage.
+        token_ids: each choice also carries its token ids.
     """
 
     model: str
@@ -74,6 +75,7 @@ class GenerationOptions:
     choices: int
     stream: bool
     include_usage: bool
+    token_ids: bool
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,7 @@ def _options(body: Body, *, max_tokens: int | None, logprobs: int | None) -> Gen
         choices=fields.integer(body, "n", 1, MAX_CHOICES) or 1,
         stream=stream,
         include_usage=_include_usage(body.get("stream_options"), stream),
+        token_ids=fields.boolean(body, "return_token_ids", False),
     )
 
 

@@ -48,6 +48,7 @@ class Shape(ABC):
         vocabulary: for the text of single tokens.
         logprobs: the client asked for log-probabilities; alternatives per token, or None.
         include_usage: chunks carry a usage field.
+        token_ids: each choice carries its tokens' ids.
     """
 
     prefix: str
@@ -64,22 +65,26 @@ class Shape(ABC):
         vocabulary: Vocabulary,
         logprobs: int | None,
         include_usage: bool,
+        token_ids: bool,
     ) -> None:
         self._head = {"id": stream_id, "created": created, "model": model, "system_fingerprint": fingerprint}
         self._vocabulary = vocabulary
         self._alternatives = logprobs
         self._include_usage = include_usage
+        self._token_ids = token_ids
         self._begun: set[int] = set()
 
     def whole(self, choices: Sequence[ChoiceText], counts: dict[str, int]) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
-        bodies = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        bodies = [
+            self._with_token_ids(self._choice(index, choice), choice.tokens) for index, choice in enumerate(choices)
+        ]
         return {**self._head, "object": self.whole_object, "choices": bodies, "usage": counts}
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """One chunk for text, another for the finish reason."""
         if delta.text or delta.tokens:
-            yield self._chunk([self._chunk_choice(delta, None)])
+            yield self._chunk([self._with_token_ids(self._chunk_choice(delta, None), delta.tokens)])
         if delta.finish_reason is not None:
             yield self._chunk([self._chunk_choice(Delta(delta.choice, "", ()), delta.finish_reason)])
 
@@ -90,6 +95,9 @@ class Shape(ABC):
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._head, "object": self.chunk_object, "choices": choices}
         return {**chunk, "usage": None} if self._include_usage else chunk
+
+    def _with_token_ids(self, choice: dict[str, Any], tokens: Sequence[ShownToken]) -> dict[str, Any]:
+        return {**choice, "token_ids": [token.event.token_id for token in tokens]} if self._token_ids else choice
 
     def _first_of(self, choice: int) -> bool:
         """True for the first chunk of a choice."""

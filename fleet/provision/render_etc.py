@@ -81,7 +81,7 @@ def stage_config(
         "peers": peers,
         "admin_socket": layout.stage_socket,
         "tls": layout.tls,
-        "clock_synchronised_file": CLOCK_SYNCHRONISED_FILE if site.time_servers and not layout.local else None,
+        "clock_synchronised_file": _clock_synchronised_file(site_file, layout),
         "threads": threads,
         "kernel": "auto",
         "max_batch_sequences": planned.max_sequences,
@@ -89,6 +89,11 @@ def stage_config(
         "kv_block_tokens": KV_BLOCK_TOKENS,
         "timing": timing,
     }
+
+
+def _clock_synchronised_file(site_file: SiteFile, layout: BoxLayout) -> str | None:
+    """What says that the box's clock is set; without a time source nothing does, and no dates are judged."""
+    return CLOCK_SYNCHRONISED_FILE if site_file.site.time_servers and not layout.local else None
 
 
 def gateway_config(
@@ -120,6 +125,7 @@ def gateway_config(
         },
         "loopback": {"host": "127.0.0.1", "port": ports[box].gateway_loopback},
         "tls": layout.tls,
+        "clock_synchronised_file": _clock_synchronised_file(site_file, layout),
         "api_keys_file": layout.api_keys,
         "journal_directory": layout.journal,
         "max_queued_requests": site.gateway.max_queued_requests,

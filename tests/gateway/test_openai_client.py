@@ -187,6 +187,22 @@ async def test_logprobs_of_completions(directory: Path, pki: Pki, tokenizer: Tok
     assert only_chosen.choices[0].logprobs.top_logprobs is None
 
 
+async def test_token_ids_come_when_asked_for(directory: Path, pki: Pki, tokenizer: Tokenizer) -> None:
+    wanted = tokenizer.encode(ANSWER, add_special_tokens=False).ids
+    async with clients(directory, pki, ScriptedPipeline(says(tokenizer, ANSWER))) as client:
+        plain = await client.completions.create(model=MODEL, prompt="hi", max_tokens=50)
+        body = {"return_token_ids": True}
+        whole = await client.completions.create(model=MODEL, prompt="hi", max_tokens=50, extra_body=body)
+        stream = await client.completions.create(model=MODEL, prompt="hi", max_tokens=50, stream=True, extra_body=body)
+        streamed = [token for chunk in [c async for c in stream] for token in token_ids(chunk)]
+    assert not hasattr(plain.choices[0], "token_ids")
+    assert token_ids(whole) == streamed == wanted
+
+
+def token_ids(answer: openai.types.Completion) -> list[int]:
+    return list(getattr(answer.choices[0], "token_ids", []))
+
+
 async def test_models(directory: Path, pki: Pki, tokenizer: Tokenizer) -> None:
     async with clients(directory, pki, ScriptedPipeline(says(tokenizer, ANSWER))) as client:
         assert [model.id for model in (await client.models.list()).data] == [MODEL]

@@ -52,9 +52,7 @@ def test_first_provisioning_ends_with_a_site_that_answers(provisioned: Lab, lab_
     )
     assert layers["box1"][0] == 0 and layers["box3"][1] == 30
     assert layers["box1"][1] == layers["box2"][0] and layers["box2"][1] == layers["box3"][0]
-    answer = fleet(
-        "ask", "-i", lab_inventory, "--temperature", "0", "--max-tokens", "24", "What is the capital of France?"
-    )
+    answer = fleet("ask", "-i", lab_inventory, "--max-tokens", "24", "What is the capital of France?")
     assert "Paris" in answer.stdout
 
 
@@ -162,9 +160,7 @@ def test_power_cut_box_comes_back_serving_by_itself(provisioned: Lab, lab_invent
     assert fleet("status", "-i", lab_inventory, expect=None).code in (1, 3)
     box.on()
     wait_until_serving(lab_inventory)
-    answer = fleet(
-        "ask", "-i", lab_inventory, "--temperature", "0", "--max-tokens", "24", "What is the capital of France?"
-    )
+    answer = fleet("ask", "-i", lab_inventory, "--max-tokens", "24", "What is the capital of France?")
     assert "Paris" in answer.stdout
     assert fleet("provision", lab_inventory, "-o", "json").data["boxes"][1]["changes"] == 0
 
