@@ -178,6 +178,13 @@ class BoxSession:
                     message, _ = self._reader.next()
                 except (EOFError, OSError) as error:
                     self._broken(error)
+                except WireError as error:
+                    raise BoxError(
+                        self._box,
+                        self._step,
+                        f"something else than the agent answers ({error})",
+                        hint="log in with ssh and run `true`: it must print nothing (look at ~/.bashrc on the box)",
+                    ) from error
                 if message["op"] == "step":
                     self._step = message["text"]
                     self._report(self._step)

@@ -31,7 +31,7 @@ from fleet.provision.facts import (
     ProgramFact,
     SupervisorFact,
 )
-from fleet.provision.session import spec_json
+from fleet.provision.sending import spec_json
 
 NAMES = st.lists(st.text("abcdefgh", min_size=1, max_size=6), unique=True, max_size=5)
 MODES = st.sampled_from([0o600, 0o644, 0o755])

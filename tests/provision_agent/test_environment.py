@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fleet.errors import FleetError
+from fleet.provision.desired import Content
+from fleet.provision.sending import chunks
 from fleet.ssh.results import BoxError
 
 from .conftest import LocalBox, Snapshot, content
@@ -141,3 +144,14 @@ def test_as_root_owners_and_bytecode_are_kept(box: LocalBox, uv_wheel: Path, tmp
     assert box.provision(desired)[0] == ()
     for left in ("wheels", "cache", "partial"):
         assert not Path(f"{environment}.{left}").exists()
+
+
+def test_bundle_file_that_is_gone_is_the_operators_error(tmp_path: Path) -> None:
+    missing = Content("0" * 64, 10, file=tmp_path / "layer-000.safetensors")
+    with pytest.raises(FleetError, match=r"layer-000\.safetensors: No such file") as caught:
+        list(chunks(missing))
+    assert caught.value.hint == "fleet bundle"
+    grown = tmp_path / "grown"
+    grown.write_bytes(b"x" * 2_000_000)
+    sent = list(chunks(Content("0" * 64, 10, file=grown)))
+    assert [message["last"] for message, _ in sent] == [True]

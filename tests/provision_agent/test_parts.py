@@ -100,3 +100,13 @@ def test_the_agent_is_standard_library_only_and_small() -> None:
     assert "unknown request nonsense" in message["detail"]
     assert "agent.answer(peer.next_request())" in message["detail"]  # tracebacks show source though no file exists
     assert len(agent_program()) < 64 * 1024  # fits into a pipe, so that sending it never blocks
+
+
+def test_modes_are_never_set_through_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    target.chmod(0o600)
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        Ownership(False).set(str(tmp_path / "link"), 0o644, "", "")
+    assert target.stat().st_mode & 0o777 == 0o600

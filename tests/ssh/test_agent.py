@@ -102,6 +102,7 @@ def test_step_deadline_ends_a_step_that_only_waits(
     [
         ("echo 'sudo: a password is required' >&2; exit 1", "sudo asks for a password"),
         ("echo 'sh: 1: python3: not found' >&2; exit 127", "no python3 on the box"),
+        ("echo Welcome to the board; exec cat >/dev/null", "something else than the agent answers"),
         ("echo 'Traceback: odd' >&2; exit 2", "the agent ended with 2: Traceback: odd"),
     ],
 )
