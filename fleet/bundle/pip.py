@@ -23,6 +23,8 @@ from fleet.errors import FleetError
 NEEDED_PIP = (25, 0)
 """From here on, `--dry-run` with `fast-deps` reads a remote wheel's metadata by range requests, without the wheel."""
 SHOWN_ERROR_LINES = 4
+UNREACHED = "connection broken by"
+"""What pip's warning about a failed connection says (urllib3's retries)."""
 NO_WHEEL = re.compile(r"No matching distribution found for (\S+)")
 
 
@@ -91,6 +93,11 @@ class Pip:
 
 def _failure(doing: str, output: str) -> FleetError:
     no_wheel = NO_WHEEL.findall(output)
+    if no_wheel and UNREACHED in output:
+        return FleetError(
+            f"{doing}: pip did not reach its index, so {no_wheel[-1]} was not found",
+            hint="check the network, the proxy and `pip config list`, then run it again: what is finished is kept",
+        )
     if no_wheel:
         return FleetError(
             f"{doing}: no usable wheel of {no_wheel[-1]}",

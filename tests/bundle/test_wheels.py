@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from fleet.bundle.target import Target
 from fleet.bundle.wheel_metadata import WheelMetadata
 from fleet.bundle.wheels import close, gather_wheels
 from fleet.errors import FleetError
+from tests.bundle.conftest import PipOf
 from tests.bundle.fake_wheels import write_wheel
 
 ContextOf = Callable[[Path], BuildContext]
@@ -139,3 +141,11 @@ def test_closing_follows_extras_and_names_what_is_missing() -> None:
     closure = close([Requirement("a")], metadata, X86)
     assert closure.names == {"a", "b", "c"}
     assert closure.missing == ("d>2",)
+
+
+def test_an_index_out_of_reach_is_not_called_a_missing_wheel(pip_of: PipOf, tmp_path: Path) -> None:
+    pip = pip_of(tmp_path)
+    closed_port = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_RETRIES": "1"}
+    unreachable = replace(pip, environment={**pip.environment, **closed_port})
+    with pytest.raises(FleetError, match="downloading serving: pip did not reach its index, so serving was not found"):
+        unreachable.run(["download", "--no-deps", "--dest", str(tmp_path), "serving"], "downloading serving")
