@@ -43,6 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
     except FleetError as error:
         print(f"stage_runtime: {error.message}\n  {error.hint}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        print(f"stage_runtime: {error}; install it with: pip install 'fleet-hardening[stage]'", file=sys.stderr)
+        return ExitCode.FAILED
     except OSError as error:
         print(f"stage_runtime: can't start: {error}", file=sys.stderr)
         return ExitCode.FAILED

@@ -85,7 +85,7 @@ class Link:
             async with self._draining:
                 await self._writer.drain()
         except OSError as error:
-            self.close(f"sending failed: {error}")
+            self.close(f"link with {self.peer.box}: {error}")
             raise LinkError(self.closed_reason) from None
 
     async def receive(self) -> Frame:
@@ -98,7 +98,7 @@ class Link:
             try:
                 frame = await read_frame(self._reader)
             except (FrameError, EOFError, OSError) as error:
-                self.close(str(error) or type(error).__name__)
+                self.close(f"link with {self.peer.box}: {error or type(error).__name__}")
                 raise LinkError(self.closed_reason) from None
             if frame.type is not FrameType.PING:
                 return frame

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from stage_runtime.link.connection import READ_BUFFER_BYTES, Link, LinkError, LinkProtocol, LinkTiming
 from stage_runtime.link.handshake import HelloCheck, shake_hands
 from stage_runtime.link.messages import Hello
 from stage_runtime.link.tls import TlsIdentity, server_name
+
+ACCEPT_RETRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -105,46 +108,66 @@ class LinkServer:
         self._check = check
         self._handle = handle
         self._on_refused = on_refused
-        self._server: asyncio.Server | None = None
+        self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, host: str, port: int) -> None:
+    def start(self, host: str, port: int) -> None:
         """Start to listen.
 
         Raises:
-            OSError: the address is in use or not ours.
+            OSError: the address is in use or not ours, or a certificate file can't be read.
         """
-        loop = asyncio.get_running_loop()
         context = self._settings.tls.server_context()
-
-        def protocol() -> LinkProtocol:
-            return LinkProtocol(asyncio.StreamReader(limit=READ_BUFFER_BYTES), self._accept)
-
-        self._server = await loop.create_server(
-            protocol, host, port, ssl=context, ssl_handshake_timeout=self._settings.timing.handshake_seconds
-        )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family)
+        self._socket.setblocking(False)
+        self._own(self._accept(self._socket, context))
 
     @property
     def port(self) -> int:
         """The port it listens on (useful when 0 was asked for)."""
-        if self._server is None:
+        if self._socket is None:
             raise RuntimeError("not listening")
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(self._socket.getsockname()[1])
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._serve(reader, writer))
+    def _own(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = str(writer.get_extra_info("peername"))
+    async def _accept(self, listening: socket.socket, context: ssl.SSLContext) -> None:
+        # accepted by hand: a server of asyncio says nothing about failed TLS handshakes
+        while True:
+            try:
+                connection, address = await asyncio.get_running_loop().sock_accept(listening)
+            except OSError as error:  # e.g. no file descriptor left: others live on, this goes on when there is one
+                self._on_refused("?", f"accept: {error}")
+                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
+                continue
+            self._own(self._serve(connection, f"{address[0]}:{address[1]}", context))
+
+    async def _connect(self, connection: socket.socket, context: ssl.SSLContext) -> Link:
+        loop = asyncio.get_running_loop()
+        timing = self._settings.timing
+        reader = asyncio.StreamReader(limit=READ_BUFFER_BYTES)
         try:
-            _tune(writer, self._settings.timing)
-            link = await shake_hands(
-                reader, writer, self._settings.own, self._check, self._settings.timing, dialled=False
+            transport, protocol = await loop.connect_accepted_socket(
+                lambda: LinkProtocol(reader),
+                connection,
+                ssl=context,
+                ssl_handshake_timeout=timing.handshake_seconds,
             )
+        except OSError as error:  # an ssl.SSLError is one
+            raise LinkError(f"TLS: {error.strerror or error}") from None
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        _tune(writer, timing)
+        return await shake_hands(reader, writer, self._settings.own, self._check, timing, dialled=False)
+
+    async def _serve(self, connection: socket.socket, address: str, context: ssl.SSLContext) -> None:
+        try:
+            link = await self._connect(connection, context)
         except (LinkError, OSError) as error:
-            writer.transport.abort()
+            connection.close()
             self._on_refused(address, str(error))
             return
         try:
@@ -154,9 +177,9 @@ class LinkServer:
 
     async def close(self) -> None:
         """Stop listening and end every link."""
-        if self._server is not None:
-            self._server.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()

@@ -14,6 +14,11 @@ KernelName = Literal["dense", "packed"]
 PACK_BLOCK_ROWS = 8192
 
 
+# FBGEMM pads packed FP16 matrices to whole blocks and writes the padding (fbgemm/FbgemmPackMatrixB.h).
+PACKED_INPUT_BLOCK = 512
+PACKED_OUTPUT_BLOCK = 16
+
+
 class Linear(Protocol):
     """y = x Wᵀ + b."""
 
@@ -50,7 +55,9 @@ class PackedLinear:
             for start in range(0, weight.shape[0], PACK_BLOCK_ROWS)
         ]
         self._multiply: Any = torch.ops.quantized.linear_dynamic_fp16
-        self._bytes = 2 * weight.numel() + (0 if bias is None else 4 * bias.numel())
+        rows, columns = weight.shape
+        padded = _round_up(rows, PACKED_OUTPUT_BLOCK) * _round_up(columns, PACKED_INPUT_BLOCK)
+        self._bytes = 2 * padded + (0 if bias is None else 4 * bias.numel())
 
     @property
     def weight_bytes(self) -> int:
@@ -61,6 +68,10 @@ class PackedLinear:
             result: torch.Tensor = self._multiply(x, self._blocks[0])
             return result
         return torch.cat([self._multiply(x, block) for block in self._blocks], dim=-1)
+
+
+def _round_up(count: int, block: int) -> int:
+    return -(-count // block) * block
 
 
 def _rows(bias: torch.Tensor | None, start: int) -> torch.Tensor | None:

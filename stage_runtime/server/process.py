@@ -25,6 +25,12 @@ from stage_runtime.server.config import StageConfig
 from stage_runtime.server.first import FirstStage
 from stage_runtime.server.follower import Follower
 from stage_runtime.server.http import start_http
+from stage_runtime.server.memory import (
+    LOADING_THRESHOLD_BYTES,
+    SERVING_THRESHOLD_BYTES,
+    map_blocks_from,
+    return_freed_memory,
+)
 from stage_runtime.server.state import StageState
 
 log = logging.getLogger(__name__)
@@ -94,7 +100,7 @@ class StageProcess:
         settings = LinkSettings(own_hello(self.config), self.config.tls, self.config.link_timing)
         self._role = self._make_role(settings, engine)
         server = LinkServer(settings, self._check_hello, self._handle_link, self._refused)
-        await server.start(self.config.ring.host, self.config.ring.port)
+        server.start(self.config.ring.host, self.config.ring.port)
         try:
             await self._role.run()
         finally:
@@ -102,6 +108,7 @@ class StageProcess:
 
     async def _load(self) -> StageEngine:
         config, state = self.config, self.state
+        map_blocks_from(LOADING_THRESHOLD_BYTES)
         manifest = await self.compute.run(read_manifest, config.model_directory, config.model_digest)
         own_layer = config.stage.start if config.stage.end > config.stage.start else None
         started = time.monotonic()
@@ -112,6 +119,8 @@ class StageProcess:
         weights: StageWeights = await self.compute.run(
             load_stage, config.model_directory, manifest, config.stage, choice.kernel
         )
+        return_freed_memory()
+        map_blocks_from(SERVING_THRESHOLD_BYTES)
         state.warm_up_seconds = warmed - started
         state.load_seconds = time.monotonic() - warmed
         state.kernel, state.kernel_difference = choice.kernel, choice.largest_relative_difference

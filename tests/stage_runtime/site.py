@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -170,6 +170,8 @@ class StageSite:
                 health = await self.health(box)
             except (OSError, ValueError):
                 health = {"state": "no answer"}
+            if self.processes[box].poll() is not None:
+                break
             if health["state"] in states:
                 return health
             await asyncio.sleep(0.05)
@@ -224,12 +226,18 @@ async def connected(client: PipelineClient) -> AsyncIterator[PipelineClient]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def eventually(condition: Callable[[], bool], describe: Callable[[], object] = str) -> None:
+    """Wait until a condition holds."""
+    for _ in range(int(START_SECONDS / 0.02)):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"it did not happen: {describe()}")
+
+
 async def wait_ready(client: PipelineClient) -> None:
     """Wait until the pipeline serves."""
-    deadline = asyncio.get_running_loop().time() + START_SECONDS
-    while not client.status.ready:
-        assert asyncio.get_running_loop().time() < deadline, client.status
-        await asyncio.sleep(0.02)
+    await eventually(lambda: client.status.ready, lambda: client.status)
 
 
 def request(prompt: list[int], count: int, *, stop: tuple[int, ...] = (), **sampling: Any) -> GenerateRequest:
