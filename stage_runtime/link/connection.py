@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stage_runtime.link.frames import Frame, FrameError, FrameType, encode_frame, read_frame
 from stage_runtime.link.messages import Hello
+from stage_runtime.link.tasks import within
 
 READ_BUFFER_BYTES = 1024 * 1024
 WRITE_BUFFER_BYTES = 8 * 1024 * 1024  # a few prefill chunks may wait for a busy neighbour before sending blocks
@@ -43,6 +44,11 @@ class LinkProtocol(asyncio.StreamReaderProtocol):
     """Remembers when bytes last came in, so that a long frame on a slow link does not count as silence."""
 
     last_received: float = 0.0
+    transport: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         self.last_received = asyncio.get_running_loop().time()
@@ -120,7 +126,7 @@ class Link:
         self._keepalive.cancel()
         self._writer.close()
         try:
-            await asyncio.wait_for(self._writer.wait_closed(), self._timing.silence_seconds)
+            await within(self._timing.silence_seconds, self._writer.wait_closed())
         except (OSError, asyncio.TimeoutError):
             self._writer.transport.abort()
 

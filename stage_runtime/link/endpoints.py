@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
@@ -12,7 +13,10 @@ from typing import Any
 from stage_runtime.link.connection import READ_BUFFER_BYTES, Link, LinkError, LinkProtocol, LinkTiming
 from stage_runtime.link.handshake import HelloCheck, shake_hands
 from stage_runtime.link.messages import Hello
+from stage_runtime.link.tasks import within
 from stage_runtime.link.tls import TlsIdentity, server_name
+
+log = logging.getLogger(__name__)
 
 ACCEPT_RETRY_SECONDS = 0.1
 
@@ -39,10 +43,21 @@ class LinkSettings:
 
 
 def _tune(writer: asyncio.StreamWriter, timing: LinkTiming) -> None:
-    raw = writer.get_extra_info("socket")
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # unacknowledged data for that long means a dead peer; the kernel's own retries go on for minutes
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timing.silence_seconds * 1000))
+    """Socket options of a link.
+
+    Raises:
+        LinkError: the peer has closed the connection already.
+    """
+    raw = writer.get_extra_info("socket")  # None once the transport is closed
+    try:
+        if raw is None:
+            raise OSError("closed by the peer right after TLS")
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # unacknowledged data for that long means a dead peer; the kernel's own retries go on for minutes
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timing.silence_seconds * 1000))
+    except OSError as error:
+        writer.transport.abort()
+        raise LinkError(f"handshake: {error}") from None
 
 
 async def dial(settings: LinkSettings, peer: BoxAddress, own: Hello | None = None) -> Link:
@@ -66,7 +81,8 @@ async def dial(settings: LinkSettings, peer: BoxAddress, own: Hello | None = Non
     reader = asyncio.StreamReader(limit=READ_BUFFER_BYTES)
     protocol = LinkProtocol(reader)
     try:
-        transport, _ = await asyncio.wait_for(
+        transport, _ = await within(
+            timing.connect_seconds,
             loop.create_connection(
                 lambda: protocol,
                 peer.host,
@@ -74,8 +90,11 @@ async def dial(settings: LinkSettings, peer: BoxAddress, own: Hello | None = Non
                 ssl=settings.tls.client_context(),
                 server_hostname=server_name(peer.box, hello.site),
             ),
-            timing.connect_seconds,
         )
+    except asyncio.CancelledError:
+        if protocol.transport is not None:
+            protocol.transport.close()
+        raise
     except asyncio.TimeoutError:
         raise LinkError(f"no answer from {peer} within {timing.connect_seconds:g} s") from None
     except ssl.SSLCertVerificationError as error:
@@ -83,8 +102,11 @@ async def dial(settings: LinkSettings, peer: BoxAddress, own: Hello | None = Non
     except OSError as error:
         raise LinkError(f"can't reach {peer}: {error.strerror or error}") from None
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-    _tune(writer, timing)
-    return await shake_hands(reader, writer, hello, check, timing, dialled=True)
+    try:
+        _tune(writer, timing)
+        return await shake_hands(reader, writer, hello, check, timing, dialled=True)
+    except LinkError as error:
+        raise LinkError(f"{peer}: {error}") from None
 
 
 class LinkServer:
@@ -133,7 +155,12 @@ class LinkServer:
     def _own(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a link's handler failed", exc_info=error)
 
     async def _accept(self, listening: socket.socket, context: ssl.SSLContext) -> None:
         # accepted by hand: a server of asyncio says nothing about failed TLS handshakes
@@ -166,7 +193,7 @@ class LinkServer:
     async def _serve(self, connection: socket.socket, address: str, context: ssl.SSLContext) -> None:
         try:
             link = await self._connect(connection, context)
-        except (LinkError, OSError) as error:
+        except LinkError as error:
             connection.close()
             self._on_refused(address, str(error))
             return

@@ -9,6 +9,7 @@ from stage_runtime.link.connection import Link, LinkError, LinkTiming
 from stage_runtime.link.control import Refused, decode_control, encode_control
 from stage_runtime.link.frames import Frame, FrameError, FrameType, encode_frame, read_frame
 from stage_runtime.link.messages import Hello
+from stage_runtime.link.tasks import within
 from stage_runtime.link.tls import PeerIdentity, peer_identity
 
 
@@ -83,14 +84,14 @@ async def shake_hands(
         LinkError: refused by either side, no Hello in time, or bytes that are no frame. The connection is closed.
     """
     try:
-        peer = await asyncio.wait_for(_exchange(reader, writer, own, check, dialled=dialled), timing.handshake_seconds)
+        peer = await within(timing.handshake_seconds, _exchange(reader, writer, own, check, dialled=dialled))
     except asyncio.TimeoutError:
         writer.transport.abort()
         raise LinkError(f"no hello within {timing.handshake_seconds:g} s") from None
     except (FrameError, EOFError, OSError) as error:
         writer.transport.abort()
         raise LinkError(f"handshake: {error or type(error).__name__}") from None
-    except LinkError:
+    except (LinkError, asyncio.CancelledError):
         if not writer.is_closing():
             writer.transport.abort()
         raise

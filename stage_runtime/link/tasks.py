@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
@@ -22,3 +24,22 @@ async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+async def within(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result, if it comes in time.
+
+    `asyncio.wait_for` before Python 3.12 loses a cancellation that arrives when the inner task has just ended.
+
+    Raises:
+        asyncio.TimeoutError: it did not come; the coroutine was cancelled.
+    """
+    task = asyncio.ensure_future(coroutine)
+    try:
+        done, _ = await asyncio.wait([task], timeout=seconds)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    if not done:
+        raise asyncio.TimeoutError
+    return task.result()

@@ -16,7 +16,7 @@ from stage_runtime.link.endpoints import BoxAddress, LinkSettings, dial
 from stage_runtime.link.frames import FrameError, FrameType
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest, PipelineStatus, SamplingParameters
 from stage_runtime.link.steps import PROBE_STEPS_ID, PROBE_WHOLE_ID, Output, StepEntry, TokenKind
-from stage_runtime.link.tasks import until_first_ends
+from stage_runtime.link.tasks import until_first_ends, within
 from stage_runtime.server.follower import RING_KEY, probe_failure, ring_hello
 from stage_runtime.server.gateways import Gateways
 from stage_runtime.server.pipe import Pipe
@@ -89,7 +89,7 @@ class FirstStage:
         """Admit nothing more and wait until the open sequences have ended."""
         self._stop_admitting(f"{self._settings.own.box} stops")
         try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
+            await within(seconds, self._idle.wait())
         except asyncio.TimeoutError:
             log.warning("sequences are still open after %g s", seconds)
 
@@ -221,8 +221,8 @@ class FirstStage:
             self._state.rings_lost += 1
         self._not_admitting = ""
         self._state.enter("loaded", f"the ring is broken: {reason}")
+        self._gateways.broadcast_status()  # before the ends: who asks again at once must know
         self._deliver(self.scheduler.end_all(FinishedEvent("unavailable", f"the ring broke: {reason}")))
-        self._gateways.broadcast_status()
         await self._compute.run(self._engine.free_all)
 
     async def _hear_notices(self, successor: Link) -> None:

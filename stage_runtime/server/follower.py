@@ -16,7 +16,7 @@ from stage_runtime.link.endpoints import BoxAddress, LinkSettings, dial
 from stage_runtime.link.frames import Frame, FrameError, FrameType
 from stage_runtime.link.messages import Hello
 from stage_runtime.link.steps import Output, Step, TokenKind, decode_step, encode_step, encode_tokens
-from stage_runtime.link.tasks import until_first_ends
+from stage_runtime.link.tasks import until_first_ends, within
 from stage_runtime.server.state import StageState
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Follower:
         except LinkError:
             return
         try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
+            await within(seconds, self._idle.wait())
         except asyncio.TimeoutError:
             log.warning("sequences are still open after %g s", seconds)
 

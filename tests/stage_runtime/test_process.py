@@ -120,7 +120,8 @@ async def test_a_gateway_of_another_ca_is_refused(tied: Served, tmp_path: Path) 
     stranger = SiteCa(tmp_path, SITE).issue("control")
     stranger.ca = tied.site.ca.path
     await tied.site.wait_state("box1", "loaded", "ready")
-    assert "handshake" in await refusal(tied.site.client(tls=stranger))
+    assert "box1" in await refusal(tied.site.client(tls=stranger))
+    await eventually(lambda: "certificate verify failed" in tied.site.log("box1"))
 
 
 async def test_a_damaged_shard_fails_the_stage_by_name(tied_model: TinyModel, tmp_path: Path) -> None:
