@@ -43,7 +43,7 @@ from fleet.bundle.source_model import (
 )
 from fleet.errors import FleetError
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Part of the key of finished conversions: raise it whenever equal input would give other bytes."""
 
 

@@ -14,7 +14,7 @@ from gguf import GGUFReader, dequantize
 from gguf.gguf_reader import ReaderTensor
 
 from fleet.bundle.gguf_tokenizer import GgufVocabulary, build_tokenizer_json
-from fleet.bundle.source_model import END_OF_GENERATION_TOKENS, SourceModel, SourceTensor, check_config
+from fleet.bundle.source_model import END_OF_GENERATION_TOKENS, SourceModel, SourceTensor, check_config, ordered_eos
 from fleet.errors import FleetError
 
 GGUF_MAGIC = b"GGUF"
@@ -165,7 +165,9 @@ def _vocabulary(metadata: _Metadata) -> GgufVocabulary:
 def _eos_token_ids(metadata: _Metadata, vocabulary: GgufVocabulary) -> tuple[int, ...]:
     by_key = (metadata.get(f"tokenizer.ggml.{kind}_token_id", None) for kind in ("eos", "eot", "eom"))
     by_name = (index for text, index in vocabulary.control_ids().items() if text in END_OF_GENERATION_TOKENS)
-    return tuple(sorted({int(index) for index in (*by_key, *by_name) if index is not None}))
+    primary = metadata.get("tokenizer.ggml.eos_token_id", None)
+    others = [int(index) for index in (*by_key, *by_name) if index is not None]
+    return ordered_eos(None if primary is None else int(primary), others)
 
 
 def _hugging_face_name(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.bundle.files import canonical_json
 from fleet.bundle.safetensors_file import read_safetensors
-from fleet.bundle.source_model import END_OF_GENERATION_TOKENS, SourceModel, SourceTensor, check_config
+from fleet.bundle.source_model import END_OF_GENERATION_TOKENS, SourceModel, SourceTensor, check_config, ordered_eos
 from fleet.errors import FleetError
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -174,7 +174,7 @@ def _eos_token_ids(
         value = source.get("eos_token_id")
         found |= set(value) if isinstance(value, list) else {value} if isinstance(value, int) else set()
     named = _token_id(tokenizer_config.get("eos_token"), control_ids)
-    return tuple(sorted(found | ({named} if named is not None else set())))
+    return ordered_eos(named, found)
 
 
 def _chat_template(directory: Path, tokenizer_config: dict[str, Any]) -> str | None:

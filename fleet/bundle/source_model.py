@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class SourceModel:
         sha256: digest of all source bytes that the conversion depends on, hex.
         config: the `config` object of model.json (docs/architecture.md).
         bos_token_id: first token of a prompt, None if the model has none.
-        eos_token_ids: tokens that end an answer, ascending.
+        eos_token_ids: tokens that end an answer; first the one that chat templates call eos_token, then ascending.
         tokenizer_json: bytes of tokenizer.json of Hugging Face's `tokenizers`.
         chat_template: jinja source, None if the model has none.
         tensors: Hugging Face's name → tensor.
@@ -146,3 +146,9 @@ def check_tensors(source: SourceModel, where: str) -> None:
 
 def _some(names: list[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def ordered_eos(primary: int | None, others: Iterable[int]) -> tuple[int, ...]:
+    """All ids that end an answer, each once: the primary one first, the others ascending."""
+    first = () if primary is None else (primary,)
+    return (*first, *sorted(set(others) - set(first)))

@@ -53,7 +53,7 @@ def test_smollm2_has_the_published_shape_and_ends_answers_by_both_tokens() -> No
     assert (info.config.num_attention_heads, info.config.num_key_value_heads, info.config.head_dim) == (9, 3, 64)
     assert (info.config.rms_norm_eps, info.config.rope_theta) == (1e-5, 1e5)
     assert info.config.tie_word_embeddings
-    assert (info.bos_token_id, info.eos_token_ids) == (1, (0, 2))
+    assert (info.bos_token_id, info.eos_token_ids) == (1, (2, 0))
     assert info.source_sha256 == hashlib.sha256(smollm2_gguf().read_bytes()).hexdigest()
     parameters = sum(tensor.numel() for tensor in tensors_of(directory).values())
     assert parameters == 134_515_008

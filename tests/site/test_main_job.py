@@ -66,7 +66,7 @@ def test_second_run_changes_nothing_with_one_connection_and_one_command_a_box(
     for name in ALL_BOXES:
         counts = provisioned.box(name).sshd_counts(cursors[name])
         assert (counts.connections, len(counts.accepted), counts.sessions) == (1, 1, ("command",)), name
-        assert (boxes_of(report)[name]["result"], boxes_of(report)[name]["changes"]) == ("ok", 0)
+        assert (boxes_of(report)[name]["result"], boxes_of(report)[name]["changes"]) == ("ok", [])
     assert_untouched(before, after)
 
 
@@ -95,7 +95,7 @@ def test_a_byte_changed_by_hand_is_found_and_mended_alone(
     assert set(changed_paths(original["box2"], damaged["box2"])) == {found[0]}
 
     listed = fleet("provision", lab_inventory, "--check", "-o", "json").data
-    assert boxes_of(listed)["box2"]["changes"] == 1
+    assert len(boxes_of(listed)["box2"]["changes"]) == 1
     assert_untouched(damaged, trees(provisioned))
 
     mended = fleet("provision", lab_inventory, "-o", "json").data
@@ -162,7 +162,7 @@ def test_power_cut_box_comes_back_serving_by_itself(provisioned: Lab, lab_invent
     wait_until_serving(lab_inventory)
     answer = fleet("ask", "-i", lab_inventory, "--max-tokens", "24", "What is the capital of France?")
     assert "Paris" in answer.stdout
-    assert fleet("provision", lab_inventory, "-o", "json").data["boxes"][1]["changes"] == 0
+    assert fleet("provision", lab_inventory, "-o", "json").data["boxes"][1]["changes"] == []
 
 
 def test_one_box_off_leaves_the_others_done(provisioned: Lab, lab_inventory: Path) -> None:

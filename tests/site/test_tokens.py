@@ -1,0 +1,101 @@
+"""The site's tokens are those of `transformers` in FP32 on the bundle's own bytes, up to counted near-ties."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from fleet.inventory.sitefile import SiteFile
+from tests.lab.lab import Lab
+from tests.site.commands import REPOSITORY, fleet
+
+pytestmark = pytest.mark.lab
+
+GOLDEN = json.loads((REPOSITORY / "tests" / "golden" / "smollm2-135m.json").read_text(encoding="utf-8"))
+REQUESTS_AT_ONCE = 6
+MOST_NEAR_TIES = 0.01
+"""Share of requests that may differ at a near-tie; more is a failure (policy `exact`)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a prompt: equal, or where it first differs and by how little that was decided."""
+
+    name: str
+    equal: bool
+    position: int = -1
+    margin: dict[str, float] | None = None
+
+
+def client_of(site: SiteFile) -> openai.OpenAI:
+    """The official client, with the site's CA and key."""
+    state = site.state_directory
+    endpoint = json.loads((state / "endpoints.json").read_text(encoding="utf-8"))["gateway"]
+    context = ssl.create_default_context(cafile=str(state / "ca" / "ca.crt"))
+    return openai.OpenAI(
+        base_url=f"https://{endpoint['host']}:{endpoint['port']}/v1",
+        api_key=(state / "api_key").read_text(encoding="utf-8").strip(),
+        http_client=openai.DefaultHttpxClient(verify=context),
+        max_retries=0,
+    )
+
+
+def generate(client: openai.OpenAI, prompt: dict[str, Any]) -> list[int]:
+    """The token ids that the site answers to a prompt of the golden file."""
+    sampling = prompt["sampling"] or {"temperature": 0.0}
+    known = {name: sampling[name] for name in ("temperature", "top_p", "seed") if name in sampling}
+    penalties = {name: sampling[name] for name in ("frequency_penalty", "presence_penalty") if name in sampling}
+    extra = {"return_token_ids": True} | {name: sampling[name] for name in ("top_k",) if name in sampling}
+    choice = int(sampling.get("choice", 0))
+    answer = client.completions.create(
+        model="smollm2-135m",
+        prompt=prompt["prompt"],
+        max_tokens=GOLDEN["max_tokens"],
+        n=choice + 1,  # a choice's random stream depends on its index
+        extra_body=extra,
+        **known,
+        **penalties,
+    )
+    return list(answer.choices[choice].token_ids)  # type: ignore[attr-defined]
+
+
+def compare(prompt: dict[str, Any], tokens: list[int]) -> Outcome:
+    """Where the answer leaves the golden tokens."""
+    want = prompt["tokens"]
+    if tokens == want:
+        return Outcome(prompt["name"], equal=True)
+    shorter = min(len(tokens), len(want))
+    position = next((index for index in range(shorter) if tokens[index] != want[index]), shorter)
+    return Outcome(prompt["name"], False, position, prompt["margins"][min(position, len(prompt["margins"]) - 1)])
+
+
+def is_near_tie(margin: dict[str, float], difference: float) -> bool:
+    """Whether logits that are `difference` apart can turn the choice: two logits, or a bound of the distribution."""
+    logits = min(margin.get("gap", 1.0), margin.get("top_k", 1.0))
+    probability = min(margin.get("boundary", 1.0), margin.get("top_p", 1.0))
+    return logits <= 2 * difference or probability <= difference
+
+
+def test_tokens_of_20_greedy_and_5_seeded_prompts_equal_the_golden_file(
+    provisioned: Lab, lab_site: SiteFile, lab_inventory: Path
+) -> None:
+    status = fleet("status", "-i", lab_inventory, "-o", "json").data
+    difference = status["pipelines"][0]["largest_logit_difference"]
+    assert difference is not None and 0 < difference <= 1e-3
+    prompts = GOLDEN["prompts"]
+    assert [prompt["sampling"] is None for prompt in prompts].count(True) == 20 and len(prompts) == 25
+    with client_of(lab_site) as client, ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        answers = list(pool.map(lambda prompt: generate(client, prompt), prompts))
+    outcomes = [compare(prompt, tokens) for prompt, tokens in zip(prompts, answers, strict=True)]
+    different = [outcome for outcome in outcomes if not outcome.equal]
+    print(f"{len(outcomes)} requests, δ {difference:.1e}, {len(different)} at a near-tie: {different}")
+    for outcome in different:
+        assert outcome.margin is not None and is_near_tie(outcome.margin, difference), outcome
+    assert len(different) <= MOST_NEAR_TIES * len(outcomes)
