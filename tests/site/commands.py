@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import openai
+
+from fleet.inventory.sitefile import SiteFile
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND_DEADLINE_SECONDS = 900.0
@@ -42,3 +47,16 @@ def fleet(*arguments: str | Path, expect: int | None = 0) -> Answer:
     assert expect is None or answer.code == expect, f"fleet {' '.join(map(str, arguments))} → {answer}"
     assert "Traceback" not in answer.stderr, answer.stderr
     return answer
+
+
+def client_of(site: SiteFile) -> openai.OpenAI:
+    """The official client, with the site's CA and key."""
+    state = site.state_directory
+    endpoint = json.loads((state / "endpoints.json").read_text(encoding="utf-8"))["gateway"]
+    context = ssl.create_default_context(cafile=str(state / "ca" / "ca.crt"))
+    return openai.OpenAI(
+        base_url=f"https://{endpoint['host']}:{endpoint['port']}/v1",
+        api_key=(state / "api_key").read_text(encoding="utf-8").strip(),
+        http_client=openai.DefaultHttpxClient(verify=context),
+        max_retries=0,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from fleet.inventory.sitefile import SiteFile
 from tests.lab.lab import Lab
-from tests.site.commands import REPOSITORY, fleet
+from tests.site.commands import REPOSITORY, client_of, fleet
 
 pytestmark = pytest.mark.lab
 
@@ -32,19 +31,6 @@ class Outcome:
     equal: bool
     position: int = -1
     margin: dict[str, float] | None = None
-
-
-def client_of(site: SiteFile) -> openai.OpenAI:
-    """The official client, with the site's CA and key."""
-    state = site.state_directory
-    endpoint = json.loads((state / "endpoints.json").read_text(encoding="utf-8"))["gateway"]
-    context = ssl.create_default_context(cafile=str(state / "ca" / "ca.crt"))
-    return openai.OpenAI(
-        base_url=f"https://{endpoint['host']}:{endpoint['port']}/v1",
-        api_key=(state / "api_key").read_text(encoding="utf-8").strip(),
-        http_client=openai.DefaultHttpxClient(verify=context),
-        max_retries=0,
-    )
 
 
 def generate(client: openai.OpenAI, prompt: dict[str, Any]) -> list[int]:

@@ -1,0 +1,71 @@
+"""A stage reads only its own tensors and holds them once, measured on a lab box from a cold page cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.bundle.manifest import load_manifest
+from fleet.bundle.model_info import ModelInfo, read_model_json
+from fleet.inventory.sitefile import SiteFile
+from tests.lab.lab import Lab, LabBox
+
+pytestmark = pytest.mark.lab
+
+SCRIPT = Path(__file__).with_name("measure_stage.py")
+READ_TOLERANCE = 0.05
+PROCESS_BYTES = 220 << 20
+"""Interpreter, torch, TLS and HTTP in a stage without layers; `import torch` is nearly all of it."""
+MEASURE_DEADLINE_SECONDS = 180.0
+
+
+@pytest.fixture(scope="module")
+def info(lab_site: SiteFile) -> ModelInfo:
+    return read_model_json(load_manifest(lab_site.bundle_directory).model_directory("smollm2-135m"))
+
+
+def own_files(info: ModelInfo, config: dict[str, Any]) -> dict[str, int]:
+    """Shards that a stage needs, with their sizes."""
+    stages = config["plan"]["pipelines"][config["pipeline"]]["stages"]
+    stage = next(stage for stage in stages if stage["box"] == config["box"])
+    kinds = {"embedding": stage["embedding"] or stage["head"], "final": stage["head"]}
+    return {
+        file.name: file.size_bytes
+        for file in info.files
+        if kinds.get(file.kind, False) or (file.layer is not None and stage["start"] <= file.layer < stage["end"])
+    }
+
+
+def measure(box: LabBox, prefix: str, layers: str) -> dict[str, Any]:
+    """Start a stage with a cold cache for everything but its programs, which another process has just read."""
+    config = f"{prefix}/current/etc/stage.json"
+    program = box.exec(["grep", "-o", "/opt/fleet/envs/[^ ]*/bin/python", f"{prefix}/current/etc/supervisord.conf"])
+    python = program.stdout.split()[0]
+    environment = str(Path(python).parents[1])
+    box.exec(["mkdir", "-p", "/tmp/measure"])
+    box.drop_page_cache()
+    warm = f"find {environment}/ {prefix}/current/lib/ /usr/lib/python3* -type f -exec cat {{}} + > /dev/null"
+    box.exec(["sh", "-c", warm], deadline_seconds=MEASURE_DEADLINE_SECONDS)
+    argv = ["python3", "-I", "-c", SCRIPT.read_text(encoding="utf-8"), config, "/tmp/measure", layers, python]
+    return dict(json.loads(box.exec(argv, deadline_seconds=MEASURE_DEADLINE_SECONDS).stdout))
+
+
+@pytest.mark.parametrize("name", ["box1", "box2"])
+def test_stage_reads_only_its_own_tensors_and_holds_them_once(
+    provisioned: Lab, lab_site: SiteFile, info: ModelInfo, name: str
+) -> None:
+    box, prefix = provisioned.box(name), lab_site.prefix_of(name)
+    config = json.loads(box.exec(["cat", f"{prefix}/current/etc/stage.json"]).stdout)
+    shards = own_files(info, config)
+    empty = measure(box, prefix, "empty")
+    own = measure(box, prefix, "own")
+    read = own["read_bytes"] - empty["read_bytes"]
+    print(f"{name}: read {read} of {sum(shards.values())} bytes, empty {empty}, own {own}")
+    assert abs(read - sum(shards.values())) <= READ_TOLERANCE * sum(shards.values())
+    assert set(own["mapped_shards"]) <= set(shards)
+    assert own["pss_bytes"] <= own["weight_bytes"] + PROCESS_BYTES
+    assert (empty["weight_bytes"], empty["mapped_shards"]) == (0, [])
+    assert empty["pss_bytes"] <= PROCESS_BYTES
