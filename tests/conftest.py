@@ -1,4 +1,4 @@
-"""What holds for every test: seconds per room are printed, so that the slow room shows."""
+"""What holds for every test: figures that tests measured and seconds per room are printed when the run ends."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+from tests.figures import FIGURES
 
 pytest_plugins = ["tests.lab.fixtures"]  # one lab a run, shared by every room
 
-pytest_plugins = ["tests.lab.fixtures"]
+# two busy cores: how long an example takes says nothing about whether it is right
+settings.register_profile("fleet", deadline=None)
+settings.load_profile("fleet")
 
 _seconds_per_room: dict[str, float] = defaultdict(float)
 
@@ -23,7 +28,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the seconds that each room took, longest first."""
+    """Print what was measured, and the seconds that each room took, longest first."""
+    if FIGURES:
+        terminalreporter.section("figures")
+        for line in FIGURES:
+            terminalreporter.write_line(line)
     terminalreporter.section("seconds per room")
     for room, seconds in sorted(_seconds_per_room.items(), key=lambda entry: -entry[1]):
         terminalreporter.write_line(f"{seconds:8.1f}  {room}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from fleet.bundle.model_info import read_model_json
+from tests.figures import note
 from tests.models import smollm2_directory
 
 HERE = Path(__file__).resolve().parent
@@ -63,6 +64,7 @@ def test_prompts_chosen_by_the_commit_come_out_the_same() -> None:
         check=False,
         env={**os.environ, "TRANSFORMERS_OFFLINE": "1"},
     )
-    print(done.stdout)
+    for line in done.stdout.splitlines():
+        note(line)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert "0 mismatches" in done.stdout

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 LOADED_DEADLINE_SECONDS = 120.0
 POLL_SECONDS = 0.1
@@ -19,7 +20,7 @@ SPARE_PORT = 17401
 NOBODY_LISTENS = {"host": "127.0.0.1", "port": 9}  # the copy must not take the serving ring's place
 
 
-def changed_config(config: dict, directory: Path, layers: str) -> Path:
+def changed_config(config: dict[str, Any], directory: Path, layers: str) -> Path:
     """A copy of stage.json with ports and socket of its own and neighbours that do not answer."""
     config = json.loads(json.dumps(config))
     config["ring"] = {"host": "127.0.0.1", "port": SPARE_PORT}
@@ -35,12 +36,12 @@ def changed_config(config: dict, directory: Path, layers: str) -> Path:
     return path
 
 
-def health(path: str) -> dict:
+def health(path: str) -> dict[str, Any]:
     """The stage's answer on its admin socket."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         connection.sendall(b'{"op": "health"}\n')
-        return json.loads(connection.makefile().readline())
+        return dict(json.loads(connection.makefile().readline()))
 
 
 def numbers(text: str, unit: int = 1) -> dict[str, int]:
@@ -72,7 +73,7 @@ def main() -> None:
         )
     try:
         deadline = time.monotonic() + LOADED_DEADLINE_SECONDS
-        state: dict = {}
+        state: dict[str, Any] = {}
         while state.get("state") not in ("loaded", "ready"):
             if time.monotonic() > deadline or stage.poll() is not None:
                 sys.exit(f"not loaded: {state}\n{(directory / 'stage.log').read_text()[-2000:]}")

@@ -29,7 +29,7 @@ class Stranger:
     def run(self, argv: Sequence[str], directory: Path) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
         environment |= {"HOME": str(self.home), "PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "USER": self.account.pw_name}
-        identity = {"user": self.account.pw_uid, "group": self.account.pw_gid, "extra_groups": []}
+        as_root = os.geteuid() == 0
         return subprocess.run(
             argv,
             cwd=directory,
@@ -38,7 +38,9 @@ class Stranger:
             text=True,
             check=False,
             timeout=DEMO_DEADLINE_SECONDS,
-            **(identity if os.geteuid() == 0 else {}),  # type: ignore[arg-type]
+            user=self.account.pw_uid if as_root else None,
+            group=self.account.pw_gid if as_root else None,
+            extra_groups=[] if as_root else None,
         )
 
 

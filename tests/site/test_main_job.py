@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionUserMessageParam
 
 from fleet.inventory.sitefile import SiteFile
 from tests.lab.lab import Lab, LabBox
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.lab
 
 BACK_IN_SERVICE_DEADLINE_SECONDS = 90.0
 POLL_SECONDS = 0.5
+PINGS_SECONDS = 2.0  # idle links ping every half second
+RING_PORT = 7401
 
 
 def trees(lab: Lab, names: Sequence[str] = ALL_BOXES) -> dict[str, dict[str, Entry]]:
@@ -141,8 +144,14 @@ def test_check_and_diff_change_nothing_on_any_box(provisioned: Lab, lab_inventor
 def test_power_cut_box_comes_back_serving_by_itself(provisioned: Lab, lab_inventory: Path) -> None:
     box = provisioned.box("box2")
     with box.capture() as seen:
+        time.sleep(PINGS_SECONDS)
         box.power_cut()
-    assert [segment for segment in seen.tcp() if segment.fin or segment.rst] == []
+        time.sleep(PINGS_SECONDS)
+        seen.stop()
+        ring = [packet for packet in seen.tcp() if RING_PORT in (packet.source_port, packet.destination_port)]
+    sent = [packet for packet in ring if packet.source == box.address]
+    assert sent, "its links were alive"
+    assert not [packet for packet in sent if packet.closes], "it went without a word"
     assert fleet("status", "-i", lab_inventory, expect=None).code in (1, 3)
     box.on()
     wait_until_serving(lab_inventory)
@@ -169,10 +178,10 @@ def test_one_box_off_leaves_the_others_done(provisioned: Lab, lab_inventory: Pat
 def test_openai_client_talks_to_the_site(provisioned: Lab, lab_site: SiteFile) -> None:
     with client_of(lab_site) as client:
         model = client.models.list().data[0].id
-        question = [{"role": "user", "content": "What is the capital of France?"}]
-        whole = client.chat.completions.create(model=model, messages=question, max_tokens=24, temperature=0)  # type: ignore[call-overload]
+        question = [ChatCompletionUserMessageParam(role="user", content="What is the capital of France?")]
+        whole = client.chat.completions.create(model=model, messages=question, max_tokens=24, temperature=0)
         assert "Paris" in (whole.choices[0].message.content or "")
-        stream = client.chat.completions.create(  # type: ignore[call-overload]
+        stream = client.chat.completions.create(
             model=model, messages=question, max_tokens=24, temperature=0, stream=True
         )
         pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]

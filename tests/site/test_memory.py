@@ -11,6 +11,7 @@ import pytest
 from fleet.bundle.manifest import load_manifest
 from fleet.bundle.model_info import ModelInfo, read_model_json
 from fleet.inventory.sitefile import SiteFile
+from tests.figures import note
 from tests.lab.lab import Lab, LabBox
 
 pytestmark = pytest.mark.lab
@@ -63,7 +64,7 @@ def test_stage_reads_only_its_own_tensors_and_holds_them_once(
     empty = measure(box, prefix, "empty")
     own = measure(box, prefix, "own")
     read = own["read_bytes"] - empty["read_bytes"]
-    print(f"{name}: read {read} of {sum(shards.values())} bytes, empty {empty}, own {own}")
+    note(f"{name}: read {read} of {sum(shards.values())} bytes, empty {empty}, own {own}")
     assert abs(read - sum(shards.values())) <= READ_TOLERANCE * sum(shards.values())
     assert set(own["mapped_shards"]) <= set(shards)
     assert own["pss_bytes"] <= own["weight_bytes"] + PROCESS_BYTES

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from fleet.inventory.sitefile import SiteFile
+from tests.figures import note
 from tests.lab.lab import Lab
 from tests.site.commands import REPOSITORY, client_of, fleet
 
@@ -49,7 +50,7 @@ def generate(client: openai.OpenAI, prompt: dict[str, Any]) -> list[int]:
         **known,
         **penalties,
     )
-    return list(answer.choices[choice].token_ids)  # type: ignore[attr-defined]
+    return list(answer.choices[choice].token_ids)
 
 
 def compare(prompt: dict[str, Any], tokens: list[int]) -> Outcome:
@@ -81,7 +82,7 @@ def test_tokens_of_20_greedy_and_5_seeded_prompts_equal_the_golden_file(
         answers = list(pool.map(lambda prompt: generate(client, prompt), prompts))
     outcomes = [compare(prompt, tokens) for prompt, tokens in zip(prompts, answers, strict=True)]
     different = [outcome for outcome in outcomes if not outcome.equal]
-    print(f"{len(outcomes)} requests, δ {difference:.1e}, {len(different)} at a near-tie: {different}")
+    note(f"{len(outcomes)} requests, δ {difference:.1e}, {len(different)} at a near-tie: {different}")
     for outcome in different:
         assert outcome.margin is not None and is_near_tie(outcome.margin, difference), outcome
     assert len(different) <= MOST_NEAR_TIES * len(outcomes)
