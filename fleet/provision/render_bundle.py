@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+import shlex
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from fleet.bundle.files import sha256_file
 from fleet.bundle.manifest import CONTROL_LOCK, STAGE_LOCK, Manifest, load_manifest
 from fleet.errors import FleetError
 from fleet.inventory.model import DeviceProfile, Role, Site
@@ -47,6 +51,8 @@ class BundleView:
 
     site_file: SiteFile
     manifest: Manifest
+    _verified: set[Path] = field(default_factory=set, init=False, repr=False, compare=False)
+    _verifying: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, site_file: SiteFile) -> BundleView:
@@ -67,7 +73,7 @@ class BundleView:
 
         Raises:
             FleetError: another site's; a target's lock or a model is missing; a file is gone or has another size
-                (digests are compared where the bytes are used: on the boxes).
+                (digests: see `verify`).
         """
         site, manifest = self.site_file.site, self.manifest
         if manifest.site != site.site:
@@ -90,6 +96,30 @@ class BundleView:
             if size != entry.size_bytes:
                 found = "is missing" if size < 0 else f"has {size} bytes, expected {entry.size_bytes}"
                 raise FleetError(f"{path} {found}", hint=self._again)
+        self.verify([self._content(manifest.fleet_wheel)])  # read here, before any box is asked
+
+    def verify(self, contents: Iterable[Content]) -> None:
+        """Compare files that are about to be sent with their digests; each is read once, however many boxes want it.
+
+        Raises:
+            FleetError: a file can't be read or is damaged; nothing of it was sent.
+        """
+        for content in contents:
+            if content.file is None:
+                continue
+            with self._verifying:  # the other boxes wait: they want the same files
+                if content.file in self._verified:
+                    continue
+                try:
+                    found = sha256_file(content.file)
+                except OSError as error:
+                    raise FleetError(f"{content.file}: {error.strerror}", hint=self._again) from error
+                if found != content.sha256:
+                    raise FleetError(
+                        f"{content.file} is damaged: SHA-256 {found[:16]}…, the manifest says {content.sha256[:16]}…",
+                        hint=f"rm {shlex.quote(str(content.file))}; {self._again}",
+                    )
+                self._verified.add(content.file)
 
     @property
     def wheel_path(self) -> Path:

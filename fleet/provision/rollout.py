@@ -40,6 +40,7 @@ from fleet.provision.rollout_state import (
     remember_failures,
     site_plan,
 )
+from fleet.provision.sending import files_to_send
 from fleet.provision.session import BoxSession, open_session
 from fleet.provision.state_directory import write_private_json
 from fleet.provision.table import BoxReport, Gate, RunReport
@@ -177,6 +178,7 @@ def _bring(prepared: Prepared, box: str, session: BoxSession, options: RolloutOp
     if not changes:
         return HostResult(box, HostStatus.OK)
     if not options.check:
+        inputs.bundle.verify(files_to_send(desired, changes))
         session.apply(desired, changes, sign=lambda request: _sign(prepared, desired, request))
     return HostResult(box, HostStatus.CHANGED, changes=len(changes))
 

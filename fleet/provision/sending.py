@@ -11,6 +11,7 @@ from typing import Any
 from fleet.errors import FleetError
 from fleet.provision.agent.wire import MAX_BODY_BYTES, Message
 from fleet.provision.desired import Content, DesiredState
+from fleet.provision.diff import Changes
 
 WORTH_COMPRESSING = 0.8  # of the first chunk's size; wheels and weights stay above it
 
@@ -41,6 +42,23 @@ def contents_of(desired: DesiredState) -> dict[str, Content]:
     for environment in desired.environments:
         contents += [environment.uv, *(wheel for _, wheel in environment.wheels)]
     return {content.sha256: content for content in contents}
+
+
+def files_to_send(desired: DesiredState, changes: Changes) -> tuple[Content, ...]:
+    """Contents that changes may need and that come from files of the bundle. Pure.
+
+    A damaged file of an environment counts as all of its wheels: which one holds the file is known on the box.
+    """
+    paths = {change.path for change in changes if change.bytes_to_send or change.kind == "tree"}
+    damaged = [change.path for change in changes if change.kind == "environment-file"]
+    contents = [file.content for file in desired.files if file.path in paths]
+    for tree in desired.trees:
+        contents += [file.content for file in tree.files if tree.path in paths or file.path in paths]
+    for environment in desired.environments:
+        inside = f"{environment.path}/"
+        if environment.path in paths or any(path.startswith(inside) for path in damaged):
+            contents += [environment.uv, *(wheel for _, wheel in environment.wheels)]
+    return tuple(content for content in contents if content.file is not None)
 
 
 def chunks(content: Content) -> Iterator[tuple[Message, bytes]]:

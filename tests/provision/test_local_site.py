@@ -125,6 +125,23 @@ def test_check_creates_nothing_anywhere(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["provision", str(tmp_path / "site.yaml"), "--check", "--fail-on-changes"]) == 1
 
 
+@pytest.mark.parametrize("which", ["wheels/*/supervisor-*.whl", "fleet/*.whl"])
+def test_a_damaged_file_of_the_bundle_is_refused_before_anything_is_written(
+    tmp_path: Path, which: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "site.yaml").write_text(SITE)
+    make_bundle(tmp_path / "bundle" / "tiny")
+    (file,) = (tmp_path / "bundle" / "tiny").glob(which)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1  # the same size: only the digest tells
+    file.write_bytes(data)
+    assert main(["provision", str(tmp_path / "site.yaml")]) == 1
+    said = capsys.readouterr().err
+    assert f"{file} is damaged" in said
+    assert f"next: rm {file}; fleet bundle {tmp_path}/site.yaml" in said
+    assert not (tmp_path / "boxes").exists()
+
+
 def test_a_second_run_changes_nothing(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = snapshot(inventory.parent / "boxes", inventory.parent / "state")
     assert main(["provision", str(inventory), "-o", "json", "--fail-on-changes"]) == 0
