@@ -79,7 +79,7 @@ def convert_model(
         source: a Hugging Face directory with safetensors, or a GGUF file.
         models_directory: `models/` of the bundle.
         report: takes lines of progress.
-        sha256: gives a source file's digest (a cache may stand behind it).
+        sha256: gives a file's digest (a cache may stand behind it).
 
     Raises:
         FleetError: the source is missing, damaged or not supported; or the disk is too small.
@@ -92,7 +92,7 @@ def convert_model(
         model = read_huggingface(source, sha256) if source.is_dir() else read_gguf(source, sha256)
     key = hashlib.sha256(canonical_json([CONVERTER_VERSION, model.name, model.sha256])).hexdigest()[:16]
     finished = models_directory / f".finished-{key}"
-    found = _finished(finished, models_directory)
+    found = _finished(finished, models_directory, sha256)
     if found is not None:
         return found
     check_tensors(model, str(source))
@@ -114,7 +114,7 @@ def convert_model(
     return ConvertedModel(digest, directory, reused=False)
 
 
-def _finished(record: Path, models_directory: Path) -> ConvertedModel | None:
+def _finished(record: Path, models_directory: Path, sha256: Callable[[Path], str]) -> ConvertedModel | None:
     """The result of an earlier conversion, if its files are still those that model.json names."""
     if not record.exists():
         return None
@@ -122,7 +122,7 @@ def _finished(record: Path, models_directory: Path) -> ConvertedModel | None:
     directory = models_directory / digest[:16]
     with contextlib.suppress(FleetError, OSError):
         info = read_model_json(directory)
-        whole = all((directory / file.name).stat().st_size == file.size_bytes for file in info.files)
+        whole = all(sha256(directory / file.name) == file.sha256 for file in info.files)
         if info.digest == digest and whole:
             return ConvertedModel(digest, directory, reused=True)
     if directory.exists():

@@ -163,10 +163,17 @@ def test_an_interrupted_conversion_keeps_finished_shards(tmp_path: Path) -> None
     assert any("layer-000" in line for line in lines)
 
 
-def test_a_finished_conversion_that_lost_a_file_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["lost", "one bit"])
+def test_a_damaged_finished_conversion_is_made_again(tmp_path: Path, damage: str) -> None:
     source = save_huggingface(tiny_model(tied=True), tmp_path / "source")
     first = convert_model(source, tmp_path / "models", quiet)
-    (first.directory / "layer-002.safetensors").unlink()
+    shard = first.directory / "layer-002.safetensors"
+    if damage == "lost":
+        shard.unlink()
+    else:
+        data = bytearray(shard.read_bytes())
+        data[-1] ^= 1
+        shard.write_bytes(data)
     second = convert_model(source, tmp_path / "models", quiet)
     assert not second.reused
     assert second.digest == first.digest
