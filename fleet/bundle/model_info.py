@@ -14,6 +14,8 @@ MODEL_SCHEMA = 1
 MODEL_FILE = "model.json"
 EMBEDDING_FILE = "embedding.safetensors"
 FINAL_FILE = "final.safetensors"
+LARGEST_SHARD_HEADER_BYTES = 1 << 20
+"""A layer's shard has about ten tensors of 100 bytes each in its header."""
 LARGEST_MODEL_JSON_BYTES = 4 << 20
 """200 bytes a file; more than a few hundred kB is not a model.json."""
 
@@ -59,6 +61,8 @@ class ModelInfo:
     Attributes:
         directory: where it lies. digest: SHA-256 of model.json, hex.
         name: the source's name. source_sha256: digest of the source.
+        weight_dtype: how safetensors names the stored type of the layers' matrices ("F16", "BF16", "F32"); None: the
+            first layer's shard is not there or not readable.
         files: every file but model.json itself.
     """
 
@@ -69,23 +73,8 @@ class ModelInfo:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     source_sha256: str
+    weight_dtype: str | None
     files: tuple[ModelFile, ...]
-
-    @property
-    def layer_bytes(self) -> tuple[int, ...]:
-        """Bytes of each decoder layer's shard, by layer."""
-        sizes = {file.layer: file.size_bytes for file in self.files if file.kind == "layer"}
-        return tuple(sizes[layer] for layer in range(self.config.num_hidden_layers))
-
-    @property
-    def embedding_bytes(self) -> int:
-        """Bytes of the token embedding's shard; with tied embeddings the LM head uses it too."""
-        return sum(file.size_bytes for file in self.files if file.kind == "embedding")
-
-    @property
-    def final_bytes(self) -> int:
-        """Bytes of the final norm's and an untied LM head's shard."""
-        return sum(file.size_bytes for file in self.files if file.kind == "final")
 
 
 def read_model_json(directory: Path) -> ModelInfo:
@@ -114,6 +103,7 @@ def read_model_json(directory: Path) -> ModelInfo:
             bos_token_id=data["bos_token_id"],
             eos_token_ids=tuple(data["eos_token_ids"]),
             source_sha256=data["source"]["sha256"],
+            weight_dtype=_matrix_dtype(directory / layer_file(0)),
             files=tuple(
                 ModelFile(file["name"], file["kind"], file["layer"], file["sha256"], int(file["bytes"]))
                 for file in data["files"]
@@ -127,3 +117,14 @@ def read_model_json(directory: Path) -> ModelInfo:
     if any(Path(file.name).name != file.name for file in info.files):
         raise FleetError(f"{path} names a file outside its directory", hint=hint)
     return info
+
+
+def _matrix_dtype(shard: Path) -> str | None:
+    """Stored type of a layer's matrices, from the safetensors header (8 bytes little-endian length, then JSON)."""
+    try:
+        with shard.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_bytes)) if header_bytes <= LARGEST_SHARD_HEADER_BYTES else {}
+        return next((str(entry["dtype"]) for entry in header.values() if len(entry.get("shape", ())) == 2), None)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return None  # whoever needs the shard itself checks its digest and says what is wrong

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import accumulate
+
+from fleet.planning.weights import WeightBytes
 
 MIB = 1 << 20
 
 # Share of a box's memory that no plan uses (seeds, row F8: 20–30 % reserve in every sizing).
 RESERVE_FRACTION = 0.25
 
-# Resident memory of a stage process before any weights: interpreter, torch, TLS, HTTP. Measured on x86-64 with
-# torch 2.13 CPU: `import torch` alone 218 MB; a stage with an empty layer range stays below this.
-PROCESS_BASE_BYTES = 320 * MIB
+# What a stage process takes beside weights, conversion and KV caches: interpreter, torch, TLS, HTTP. Measured on x86-64
+# with torch 2.13 CPU, a stage without layers: peak RSS 275 MiB, PSS 177 MiB. The peak counts here: PSS leaves out what
+# other processes of the measuring machine shared of torch's libraries, and on a box of its own nobody shares them.
+PROCESS_BASE_BYTES = 280 * MIB
 
 # Decode is bound by memory bandwidth: every weight is read once a step. Measured on a 2-core x86-64 host, one thread,
 # one row through all FP16-packed linears of a 135M model (212 MB): 36 ms. Only ratios between boxes matter for a split;
@@ -29,19 +34,21 @@ WIRE_BYTES_PER_VALUE = 4
 class ModelCost:
     """A model as the planner sees it.
 
+    The token embedding costs nothing: its rows are read from the file, and only the page cache keeps them.
+
     Attributes:
-        layer_bytes: weights of each decoder layer as held in memory.
-        embedding_bytes: the token embedding; mapped, read one row a token, so it costs memory but no time.
-        head_bytes: final norm and LM head as held; read whole for every token.
-        tied: the head is a packed copy of the embedding and sits with it on the first stage.
+        layers: weights of each decoder layer.
+        head: final norm and LM head.
+        tied: the head is made from the embedding and sits on the first stage.
+        trial_bytes: held while a stage tries its kernels on one layer, before it loads the others.
         kv_bytes_per_token: key and value of one token in one layer, FP32.
         hidden_size: values of one hidden state.
     """
 
-    layer_bytes: tuple[int, ...]
-    embedding_bytes: int
-    head_bytes: int
+    layers: tuple[WeightBytes, ...]
+    head: WeightBytes
     tied: bool
+    trial_bytes: int
     kv_bytes_per_token: int
     hidden_size: int
 
@@ -86,7 +93,7 @@ class StageCost:
 
     Attributes:
         seconds: of one decode step, link to the next stage included.
-        needed_bytes: process, weights and KV cache at full load.
+        needed_bytes: most that the process takes at any time: with all KV caches, or while it loads.
         missing_bytes: what the box lacks for that; 0 when it fits.
     """
 
@@ -100,27 +107,28 @@ class CostTable:
 
     def __init__(self, model: ModelCost, load: Load) -> None:
         self.model = model
-        self.load = load
-        self.layers = len(model.layer_bytes)
-        self._prefix = [0]
-        for size in model.layer_bytes:
-            self._prefix.append(self._prefix[-1] + size)
+        self.layers = len(model.layers)
+        self._held = [0, *accumulate(layer.held for layer in model.layers)]
+        self._read = [0, *accumulate(layer.read for layer in model.layers)]
+        self._converting = max((layer.converting for layer in model.layers), default=0)
+        self._kv_bytes_per_layer = load.max_sequences * load.max_tokens_per_sequence * model.kv_bytes_per_token
 
     def stage(self, box: BoxCost, start: int, end: int) -> StageCost:
-        """Cost of decoder layers [start, end) on a box, with embedding and head where the plan puts them.
+        """Cost of decoder layers [start, end) on a box, with the head where the plan puts it.
 
-        The embedding lies on the stage that starts at layer 0; the head beside it when tied, else on the stage that
-        ends with the last layer. An empty range costs nothing.
+        The head lies on the stage that starts at layer 0 when tied, else on the stage that ends with the last layer.
+        Caches come after loading, so the larger of the two counts, and kernels are tried before the weights are there.
+        Both figures never shrink as a range grows. An empty range costs nothing.
         """
         if start == end:
             return StageCost(0.0, 0, 0)
-        first, last = start == 0, end == self.layers
-        head = self.model.head_bytes if (first if self.model.tied else last) else 0
-        weights = self._prefix[end] - self._prefix[start]
-        tokens = self.load.max_sequences * self.load.max_tokens_per_sequence
-        kv_cache = (end - start) * tokens * self.model.kv_bytes_per_token
-        needed = PROCESS_BASE_BYTES + weights + head + (self.model.embedding_bytes if first else 0) + kv_cache
+        held, read = self._held[end] - self._held[start], self._read[end] - self._read[start]
+        converting = self._converting
+        if start == 0 if self.model.tied else end == self.layers:
+            held, read = held + self.model.head.held, read + self.model.head.read
+            converting = max(converting, self.model.head.converting)
+        caches = (end - start) * self._kv_bytes_per_layer
+        needed = PROCESS_BASE_BYTES + max(held + max(caches, converting), self.model.trial_bytes)
         wire = self.model.hidden_size * WIRE_BYTES_PER_VALUE / box.link_bytes_per_second
-        seconds = (weights + head) / box.bytes_per_second + wire
         missing = max(0.0, needed - box.usable_bytes)
-        return StageCost(seconds, needed, int(-(-missing // 1)))
+        return StageCost(read / box.bytes_per_second + wire, needed, math.ceil(missing))

@@ -22,13 +22,12 @@ from fleet.planning.cost import (
 )
 from fleet.planning.plan import PipelinePlan, Plan, StagePlan
 from fleet.planning.split import Range, measure, split
+from fleet.planning.weights import FP32_BYTES, KernelName, head_weights, layer_weights
 
 FIRST_EPOCH = 1
-FP32_BYTES = 4
-# Bytes of a stored value: GGUF weights are stored as FP16; a checkpoint of another type is planned as FP32 (safe).
-STORED_BYTES = 2
-# FP16 weights stay packed where torch has the kernel (x86-64); elsewhere the dense kernel holds them as FP32.
-HELD_FACTOR = {"x86_64": 1.0, "aarch64": FP32_BYTES / STORED_BYTES}
+# FP16 weights stay FP16, packed, where torch has the kernel; elsewhere, and for other stored types, FP32 is held.
+PACKED_ARCHITECTURE = "x86_64"
+PACKED_DTYPE = "F16"
 # Cores of a box that neither its profile nor its own entry gives: a Raspberry Pi 5 has four.
 CORES_WHEN_UNKNOWN = 4
 
@@ -83,24 +82,30 @@ def box_cost(site: Site, name: str) -> BoxCost:
     )
 
 
-def model_cost(info: ModelInfo, held_factor: float) -> ModelCost:
-    """A model's cost with its weights held `held_factor` times as large as stored."""
+def model_cost(info: ModelInfo, kernel: KernelName) -> ModelCost:
+    """A model's cost with the weights that one of the stage's kernels holds."""
     config = info.config
+    layer, dense = layer_weights(config, kernel), layer_weights(config, "dense")
     return ModelCost(
-        layer_bytes=tuple(round(size * held_factor) for size in info.layer_bytes),
-        embedding_bytes=info.embedding_bytes,
-        head_bytes=round((info.embedding_bytes if config.tie_word_embeddings else info.final_bytes) * held_factor),
+        layers=(layer,) * config.num_hidden_layers,
+        head=head_weights(config, kernel),
         tied=config.tie_word_embeddings,
+        trial_bytes=dense.held + (0 if kernel == "dense" else layer.held),
         kv_bytes_per_token=2 * config.num_key_value_heads * config.head_dim * FP32_BYTES,
         hidden_size=config.hidden_size,
     )
 
 
-def _table(site: Site, pipeline: Pipeline, info: ModelInfo) -> CostTable:
+def kernel_of(site: Site, pipeline: Pipeline, info: ModelInfo) -> KernelName:
+    """The kernel that a pipeline is planned with: packed if every box has it, else the larger one for all."""
     architectures = {site.device_profiles[site.boxes[name].profile].architecture for name in pipeline.boxes}
     names = {platform.machine() if name == "auto" else name for name in architectures}
-    held = max(HELD_FACTOR.get(name, max(HELD_FACTOR.values())) for name in names)
-    return CostTable(model_cost(info, held), Load(pipeline.max_sequences, pipeline.max_tokens_per_sequence))
+    return "packed" if names == {PACKED_ARCHITECTURE} and info.weight_dtype == PACKED_DTYPE else "dense"
+
+
+def _table(site: Site, pipeline: Pipeline, info: ModelInfo) -> CostTable:
+    load = Load(pipeline.max_sequences, pipeline.max_tokens_per_sequence)
+    return CostTable(model_cost(info, kernel_of(site, pipeline, info)), load)
 
 
 def _explicit(pipeline: Pipeline) -> list[Range] | None:

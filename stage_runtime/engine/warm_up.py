@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 from fleet.errors import FleetError
+from fleet.planning.weights import KernelName
 from stage_runtime.checkpoint.manifest import LlamaConfig, ModelManifest
 from stage_runtime.model.kv_cache import KvCache
-from stage_runtime.model.linear import KernelName, make_linear, packed_available
+from stage_runtime.model.linear import make_linear, packed_available
 from stage_runtime.model.llama import Decoder, Layer, Span
 from stage_runtime.model.load import load_layer, stored_dtype
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 
-KernelName = Literal["dense", "packed"]
-
-# A large matrix is converted in pieces, so that the FP32 copy that packing needs stays small (8192 rows of
-# hidden size 4096: 128 MiB; the whole head of a 128k vocabulary would be 2 GiB).
-PACK_BLOCK_ROWS = 8192
-
-
-# FBGEMM pads packed FP16 matrices to whole blocks and writes the padding (fbgemm/FbgemmPackMatrixB.h).
-PACKED_INPUT_BLOCK = 512
-PACKED_OUTPUT_BLOCK = 16
+from fleet.planning.weights import PACK_BLOCK_ROWS, KernelName, packed_bytes
 
 
 class Linear(Protocol):
@@ -46,7 +37,11 @@ class DenseLinear:
 
 
 class PackedLinear:
-    """FP16 weights in FBGEMM's packed layout, FP32 activations and accumulation: half the bytes to stream."""
+    """FP16 weights in FBGEMM's packed layout, FP32 activations and accumulation: half the bytes to stream.
+
+    A large matrix is packed in pieces, so that the FP32 copy that packing needs stays small (8192 rows of hidden size
+    4096: 128 MiB; the whole head of a 128k vocabulary would be 2 GiB).
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         pack: Any = torch.ops.quantized.linear_prepack_fp16
@@ -56,8 +51,7 @@ class PackedLinear:
         ]
         self._multiply: Any = torch.ops.quantized.linear_dynamic_fp16
         rows, columns = weight.shape
-        padded = _round_up(rows, PACKED_OUTPUT_BLOCK) * _round_up(columns, PACKED_INPUT_BLOCK)
-        self._bytes = 2 * padded + (0 if bias is None else 4 * bias.numel())
+        self._bytes = packed_bytes(rows, columns) + (0 if bias is None else 4 * bias.numel())
 
     @property
     def weight_bytes(self) -> int:
@@ -68,10 +62,6 @@ class PackedLinear:
             result: torch.Tensor = self._multiply(x, self._blocks[0])
             return result
         return torch.cat([self._multiply(x, block) for block in self._blocks], dim=-1)
-
-
-def _round_up(count: int, block: int) -> int:
-    return -(-count // block) * block
 
 
 def _rows(bias: torch.Tensor | None, start: int) -> torch.Tensor | None:

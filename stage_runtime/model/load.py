@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 from fleet.planning.plan import StagePlan
+from fleet.planning.weights import KernelName
 from stage_runtime.checkpoint.manifest import LlamaConfig, ModelManifest
 from stage_runtime.checkpoint.shards import RowReader, Shard, open_rows, open_shard, verify_file
-from stage_runtime.model.linear import KernelName, Linear, make_linear
+from stage_runtime.model.linear import Linear, make_linear
 from stage_runtime.model.llama import Head, Layer
 
 EMBEDDING = "model.embed_tokens.weight"

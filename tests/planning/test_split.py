@@ -9,16 +9,17 @@ from hypothesis import strategies as st
 
 from fleet.planning.cost import MIB, PROCESS_BASE_BYTES, BoxCost, CostTable, Load, ModelCost
 from fleet.planning.split import Range, even_ranges, measure, split
+from fleet.planning.weights import WeightBytes
 
 LOAD = Load(max_sequences=4, max_tokens_per_sequence=256)
 
 
 def model(layers: int = 30, *, layer_mib: int = 7, head_mib: int = 54, tied: bool = True) -> ModelCost:
     return ModelCost(
-        layer_bytes=(layer_mib * MIB,) * layers,
-        embedding_bytes=head_mib * MIB,
-        head_bytes=head_mib * MIB,
+        layers=(WeightBytes(layer_mib * MIB, layer_mib * MIB, 0),) * layers,
+        head=WeightBytes(head_mib * MIB, head_mib * MIB, 0),
         tied=tied,
+        trial_bytes=0,
         kv_bytes_per_token=2 * 3 * 64 * 4,
         hidden_size=576,
     )

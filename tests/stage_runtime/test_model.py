@@ -11,10 +11,11 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from fleet.errors import FleetError
 from fleet.planning.plan import StagePlan
+from fleet.planning.weights import KernelName
 from stage_runtime.checkpoint.manifest import LlamaConfig, read_manifest
 from stage_runtime.engine import warm_up
 from stage_runtime.model.kv_cache import KvCache
-from stage_runtime.model.linear import KernelName, make_linear, packed_available
+from stage_runtime.model.linear import make_linear, packed_available
 from stage_runtime.model.llama import Decoder, Layer, Span, rotary_frequencies
 from stage_runtime.model.load import StageWeights, load_stage
 from tests.stage_runtime.tiny import LAYERS, LLAMA3_ROPE, VOCABULARY, TinyModel, make_model
