@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,9 @@ from fleet.errors import FleetError
 
 CONVERTER_VERSION = 2
 """Part of the key of finished conversions: raise it whenever equal input would give other bytes."""
+
+PROGRESS_SECONDS = 5.0
+"""Between two lines about how far a conversion is."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,8 @@ def _write_shards(model: SourceModel, workspace: Path, report: Report) -> list[d
         with contextlib.suppress(ValueError):  # a damaged journal only costs the work again
             done = json.loads(journal.read_bytes())
     shards = _shards(model)
-    report(f"model {model.name}: {size_text(_bytes(model.tensors))} in {len(shards)} files")
+    report(f"  writing {model.name}: {size_text(_bytes(model.tensors))} in {len(shards)} files")
+    told = time.monotonic()
     entries: list[dict[str, Any]] = []
     for shard in shards:
         path = workspace / shard.name
@@ -173,11 +178,13 @@ def _write_shards(model: SourceModel, workspace: Path, report: Report) -> list[d
             with saying_when_quiet(report, f"writing {shard.name}"):
                 done[shard.name] = list(shard.write(path))
             replace_file(journal, canonical_json(done))
-            report(f"  {shard.name}  {size_text(done[shard.name][1])}")
         sha256, size_bytes = done[shard.name]
         entries.append(
             {"name": shard.name, "kind": shard.kind, "layer": shard.layer, "sha256": sha256, "bytes": size_bytes}
         )
+        if time.monotonic() - told >= PROGRESS_SECONDS:
+            told = time.monotonic()
+            report(f"  … {len(entries)} of {len(shards)} files ({shard.name})")
     return entries
 
 

@@ -57,7 +57,6 @@ def build_own_wheel(output: Path, record: Path, pip: Pip) -> Path:
             wheel = output / str(known["wheel"])
             if known["sources"] == sources and wheel.exists() and sha256_file(wheel) == known["sha256"]:
                 return wheel
-        pip.report("  building our own wheel")
         built = Path(directory) / "wheel"
         reproducible = replace(pip, environment={**pip.environment, "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH})
         arguments = ["wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), str(copy)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fleet.cli.options import inventory_argument
-from fleet.cli.output import print_table, progress
+from fleet.cli.output import print_table, progress, short_path
 
 
 @click.command(
@@ -16,7 +16,7 @@ from fleet.cli.output import print_table, progress
 \b
 Examples:
   fleet bundle inventory/site.yaml
-  TORCH_SOURCE=~/wheels fleet bundle inventory/lab.yaml
+  fleet bundle inventory/lab.yaml --refresh
   fleet bundle inventory/site.yaml --output /media/stick/site -v
 """
 )
@@ -32,6 +32,7 @@ def bundle(inventory: Path, output: Path | None, refresh: bool, verbose: bool) -
     """Gather wheels, uv, our own wheel and models for INVENTORY into one directory, with digests.
 
     Needs the network; the boxes do not. What is finished is kept: after Ctrl-C, run it again.
+    TORCH_SOURCE=DIR_OR_WHEEL in the environment takes torch from there.
     """
     from fleet.bundle.build import build_bundle, total_size_text
     from fleet.inventory.loader import load_site
@@ -41,13 +42,15 @@ def bundle(inventory: Path, output: Path | None, refresh: bool, verbose: bool) -
     directory = output.resolve() if output is not None else site_file.bundle_directory
     result = build_bundle(site_file, directory, progress, refresh=refresh, verbose=verbose)
     manifest = result.manifest
-    rows = [("own wheel", manifest.fleet_wheel, "")]
+    rows = [("own wheel", Path(manifest.fleet_wheel).name, "")]
     for target, wheels in manifest.targets.items():
         for name, lock in sorted(wheels.locks.items()):
-            rows.append((f"lock {name}", target, f"{len(lock.requirements)} wheels, {lock.digest[:16]}"))
+            rows.append((f"{name} wheels", target, f"{len(lock.requirements)} wheels"))
     for name, model in manifest.models.items():
         rows.append((f"model {name}", model.directory, f"licence {model.licence}"))
     print_table(f"bundle of site {manifest.site}", ("part", "what", "detail"), rows)
     done = "done" if result.changed else "nothing changed"
     seconds = time.monotonic() - started
-    progress(f"{done}: {directory}, {len(manifest.files)} files, {total_size_text(manifest)}, {seconds:.1f} s")
+    progress(
+        f"{done}: {short_path(directory)}, {len(manifest.files)} files, {total_size_text(manifest)}, {seconds:.1f} s"
+    )

@@ -14,7 +14,7 @@ EPILOG = """
 Examples:
   fleet down inventory/local.yaml
   fleet down inventory/local.yaml -o json
-  FLEET_DOWN_OUTPUT=json fleet down inventory/local.yaml
+  fleet down inventory/local.yaml && rm -rf build/demo
 """
 
 

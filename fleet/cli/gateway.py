@@ -11,7 +11,7 @@ EPILOG = """
 Examples:
   fleet gateway --config /opt/fleet/current/etc/gateway.json
   fleet gateway --config /opt/fleet/current/etc/gateway.json --check
-  FLEET_GATEWAY_CONFIG=gateway.json fleet gateway
+  fleet gateway --config gateway.json --check
 """
 
 

@@ -25,14 +25,14 @@ Examples:
 @click.option("--raw", is_flag=True, help="Print the plan itself as the boxes get it (JSON).")
 def plan(inventory: Path, output: str, raw: bool) -> None:
     """Split each model over its pipeline's boxes and explain the result; changes nothing."""
-    from fleet.bundle.manifest import load_manifest
     from fleet.bundle.models import read_models
     from fleet.inventory.loader import load_site
     from fleet.planning.explain import COLUMNS, as_data, stage_row, summary
     from fleet.planning.site import forecast, plan_site
+    from fleet.provision.render_bundle import BundleView
 
     site_file = load_site(inventory, resolve_secrets=False)
-    site, models = site_file.site, read_models(load_manifest(site_file.bundle_directory))
+    site, models = site_file.site, read_models(BundleView.of(site_file).manifest)
     planned = plan_site(site, models)
     if raw:
         click.echo(json.dumps(json.loads(planned.to_json()), indent=2))

@@ -22,8 +22,10 @@ Examples:
   fleet provision inventory/site.yaml --limit 'pi-*,!pi-07' --forks 4
 
 \b
-Exit codes: 0 ok · 1 a box failed or the site is not ready · 3 only unreachable boxes · 4 another run holds the lock
-  · 5 rolled back · 78 invalid inventory · 130 interrupted
+Exit codes:
+  0 ok · 1 a box failed or the site is not ready · 3 only unreachable boxes
+  4 another run holds the lock · 5 rolled back · 78 invalid inventory
+  130 interrupted
 """
 
 
@@ -38,7 +40,7 @@ Exit codes: 0 ok · 1 a box failed or the site is not ready · 3 only unreachabl
     "--accept-host-key", "accept_host_keys", multiple=True, metavar="BOX", help="Accept this box's changed ssh key."
 )
 @output_option
-@click.option("-v", "--verbose", is_flag=True, help="List every change, and all logs of what failed.")
+@click.option("-v", "--verbose", is_flag=True, help="List every step and change, and all logs of what failed.")
 def provision(
     *,
     inventory: Path,
@@ -71,7 +73,11 @@ def provision(
     boxes = select(site_file.site, limit, last_failures(site_file.state_directory))
     bundle = BundleView.of(site_file)
     options = RolloutOptions(
-        check=check, texts=diff, forks=forks or site_file.site.rollout.forks, accept_host_keys=accept_host_keys
+        check=check,
+        texts=diff,
+        forks=forks or site_file.site.rollout.forks,
+        accept_host_keys=accept_host_keys,
+        every_step=verbose,
     )
     plan = plan_site(site_file.site, read_models(bundle.manifest))
     for name in external_pipelines(site_file):

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import click
 
-from fleet.cli.options import inventory_option, output_option
+from fleet.cli.options import inventory_argument, output_option
 
 EPILOG = """
 \b
 Examples:
   fleet status -i inventory/local.yaml
   fleet status -i inventory/lab.yaml -o json
-  watch -n 2 fleet status -i inventory/lab.yaml
+  fleet status; watch -n 2 fleet status
 """
 
 
 @click.command(epilog=EPILOG)
-@inventory_option
+@inventory_argument
 @output_option
 def status(inventory: Path, output: str) -> int:
     """Show who holds which layers, health, memory and tokens/s.
@@ -43,8 +43,12 @@ def status(inventory: Path, output: str) -> int:
         print_json("status", {**asdict(result), "exit_code": int(result.exit_code)})
         return int(result.exit_code)
     print_table(f"stages of {site_file.site.site}", STAGE_COLUMNS, [row.cells() for row in result.stages])
+    click.echo("")
     print_table("pipelines", PIPELINE_COLUMNS, [row.cells() for row in result.pipelines])
-    progress("all serve" if result.exit_code == 0 else "\n".join(result.failures))
+    click.echo("")
+    for line in result.notes:
+        progress(line)
+    progress("\n".join(result.failures) or "every stage and the gateway serve")
     if result.exit_code != 0:
         progress(f"  next: fleet provision {inventory} --check")
     return int(result.exit_code)

@@ -20,10 +20,8 @@ STAGE_COLUMNS = (
     "tokens/s",
     "epoch",
     "kernel",
-    "policy",
-    "note",
 )
-PIPELINE_COLUMNS = ("pipeline", "state", "model", "epoch", "policy", "δ", "tokens/s", "active", "queued", "note")
+PIPELINE_COLUMNS = ("pipeline", "state", "model", "epoch", "policy", "logit δ", "tokens/s", "active", "queued")
 SERVING_STATES = ("loaded", "ready")
 ABSENT = "–"
 
@@ -53,7 +51,7 @@ class StageRow:
         if self.layers is not None:
             first, end = self.layers
             layers = "none" if first == end else f"{first}-{end - 1}"
-        holds = "+".join(name for name, held in (("embedding", self.embedding), ("head", self.head)) if held)
+        holds = ", ".join(name for name, held in (("embedding", self.embedding), ("head", self.head)) if held)
         return (
             self.box,
             self.state,
@@ -65,8 +63,6 @@ class StageRow:
             ABSENT if self.tokens_per_second is None else f"{self.tokens_per_second:.1f}",
             _cell(self.epoch),
             _cell(self.kernel),
-            _cell(self.policy),
-            self.note,
         )
 
 
@@ -98,7 +94,6 @@ class PipelineRow:
             ABSENT if self.tokens_per_second is None else f"{self.tokens_per_second:.1f}",
             _cell(self.active_sequences),
             _cell(self.queued_sequences),
-            self.note,
         )
 
 
@@ -117,6 +112,11 @@ class SiteStatus:
         stages = [f"{row.box}: {row.state}: {row.note}" for row in self.stages if row.state not in SERVING_STATES]
         gateway = [f"gateway: {self.gateway_state}: {self.gateway_note}"]
         return (*stages, *([] if self.gateway_state in ("ready", "none") else gateway))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One line for each stage that serves and has something to say."""
+        return tuple(f"{row.box}: {row.note}" for row in self.stages if row.state in SERVING_STATES and row.note)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -209,7 +209,11 @@ def _number(value: object) -> float | None:
 
 
 def _mebibytes(value: int | None) -> str:
-    return ABSENT if value is None else f"{value / 2**20:.1f}"
+    """One decimal where it matters: a KV cache may be much smaller than a mebibyte."""
+    if value is None:
+        return ABSENT
+    mebibytes = value / 2**20
+    return f"{mebibytes:.1f}" if 0 < mebibytes < 10 else f"{mebibytes:.0f}"
 
 
 def _cell(value: object) -> str:

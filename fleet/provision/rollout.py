@@ -43,6 +43,7 @@ from fleet.provision.rollout_state import (
 from fleet.provision.sending import files_to_send
 from fleet.provision.session import BoxSession, open_session
 from fleet.provision.state_directory import write_private_json
+from fleet.provision.step_lines import StepLines
 from fleet.provision.table import BoxReport, Gate, RunReport
 from fleet.ssh.pool import run_on_boxes
 from fleet.ssh.results import BoxError, HostResult, HostStatus
@@ -58,12 +59,14 @@ class RolloutOptions:
     Attributes:
         check: change nothing anywhere. texts: bring small text files for diffs.
         forks: boxes at once. accept_host_keys: boxes whose changed ssh host key is accepted.
+        every_step: report short steps too.
     """
 
     check: bool
     texts: bool
     forks: int
     accept_host_keys: tuple[str, ...] = ()
+    every_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ def roll_out(
     def work(box: str) -> HostResult:
         start = time.monotonic()
         try:
-            with open_session(site_file, box, ssh, report=lambda line: report(f"{box}: {line}")) as session:
+            lines = StepLines(lambda line: report(f"{box}: {line}"), every_step=options.every_step)
+            with open_session(site_file, box, ssh, lines) as session:
                 return _bring(prepared, box, session, options, known[box])
         except BoxError:
             raise

@@ -10,6 +10,7 @@ from fleet.inventory.sitefile import SiteFile
 from fleet.provision.desired import DesiredState, IdentitySpec, SupervisorSpec
 from fleet.provision.render_layout import layout_of
 from fleet.provision.session import open_session
+from fleet.provision.step_lines import StepLines
 from fleet.ssh.pool import run_on_boxes
 from fleet.ssh.results import HostResult, HostStatus
 from fleet.ssh.site import SshSite
@@ -62,7 +63,7 @@ def stop_site(
     stopped: dict[str, tuple[str, ...]] = {}
 
     def work(box: str) -> HostResult:
-        with open_session(site_file, box, ssh, report=lambda line: report(f"{box}: {line}")) as session:
+        with open_session(site_file, box, ssh, StepLines(lambda line: report(f"{box}: {line}"))) as session:
             stopped[box] = session.stop(bare_state(site_file, box, os.getuid()))
         return HostResult(box, HostStatus.CHANGED if stopped[box] else HostStatus.OK)
 

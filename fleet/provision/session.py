@@ -2,7 +2,7 @@
 
     ssh = SshSite.of(site_file, report=progress, accept_host_keys=())        # once a run
     def work(box: str) -> HostResult:
-        with open_session(site_file, box, ssh, report=lambda line: progress(f"{box}: {line}")) as session:
+        with open_session(site_file, box, ssh, StepLines(lambda line: progress(f"{box}: {line}"))) as session:
             facts = session.facts(desired, texts=show_diff, hold_lock=not check)
             changes = diff(desired, facts)                                   # fleet.provision.diff
             if check or not changes:
@@ -34,14 +34,13 @@ from fleet.provision.desired import Content, DesiredState
 from fleet.provision.diff import Changes, texts_wanted
 from fleet.provision.facts import Facts, facts_from_json
 from fleet.provision.sending import chunks, contents_of, spec_json
+from fleet.provision.step_lines import SENT_SECONDS, StepLines
 from fleet.provision.transport import Transport, agent_program, open_transport
 from fleet.ssh.deadlines import Deadlines
 from fleet.ssh.results import BoxError, BoxUnreachable
 from fleet.ssh.site import SshSite
 
-Report = Callable[[str], None]  # one line of progress
 Sign = Callable[[str], str]  # certificate request (PEM) → certificate (PEM), by the site CA
-PROGRESS_SECONDS = 5.0  # a long transfer says how far it is
 EXIT_CODES = {"failed": ExitCode.FAILED, "locked": ExitCode.LOCKED, "rolled-back": ExitCode.ROLLED_BACK}
 
 
@@ -68,12 +67,12 @@ class BoxSession:
     """
 
     def __init__(
-        self, box: str, transport: Transport, deadlines: Deadlines, report: Report, closing: ExitStack
+        self, box: str, transport: Transport, deadlines: Deadlines, lines: StepLines, closing: ExitStack
     ) -> None:
         self._box = box
         self._transport = transport
         self._deadlines = deadlines
-        self._report = report
+        self._lines = lines
         self._closing = closing
         self._reader = Reader(transport.receive)
         self._step = "start"
@@ -94,6 +93,7 @@ class BoxSession:
         Raises:
             BoxError: locked by another run (exit code 4), or the agent failed. BoxUnreachable: silence.
         """
+        self._lines.shorten(desired.prefix)
         self._request(
             {
                 "op": "facts",
@@ -187,11 +187,10 @@ class BoxSession:
                     ) from error
                 if message["op"] == "step":
                     self._step = message["text"]
-                    self._report(self._step)
+                    self._lines.step(self._step)
                     watchdog.arm("step", self._deadlines.step_seconds)
                 elif message["op"] == "waiting":
-                    waits = message["text"] or "it to end"
-                    self._report(f"{message['step']}: waits for {waits} ({message['seconds']} s)")
+                    self._lines.waiting(message["step"], message["text"], message["seconds"])
                 elif message["op"] == "error":
                     self._raise(message)
                 elif message["op"] != "alive":
@@ -247,9 +246,9 @@ class BoxSession:
                 self._send(data)
                 self._bytes_sent += len(data)
                 done += message["bytes"]
-                if time.monotonic() - told >= PROGRESS_SECONDS:
+                if time.monotonic() - told >= SENT_SECONDS:
                     told = time.monotonic()
-                    self._report(f"{self._step}: sent {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+                    self._lines.sent(self._step, done, total)
 
 
 def _holder() -> str:
@@ -271,7 +270,7 @@ def _start_error(box: str, step: str, status: int, printed: str) -> BoxError:
     return BoxError(box, step, f"the agent ended with {status}: {last}", detail=printed)
 
 
-def open_session(site_file: SiteFile, box: str, ssh: SshSite, report: Report) -> BoxSession:
+def open_session(site_file: SiteFile, box: str, ssh: SshSite, lines: StepLines) -> BoxSession:
     """Start the agent on a box: over ssh, or as a local process for `connection: local`.
 
     Raises:
@@ -281,4 +280,4 @@ def open_session(site_file: SiteFile, box: str, ssh: SshSite, report: Report) ->
     with ExitStack() as stack:
         transport = stack.enter_context(open_transport(site_file, box, ssh))
         stack.enter_context(ssh.cancellation.closing(transport.abort))
-        return BoxSession(box, transport, ssh.deadlines, report, stack.pop_all())
+        return BoxSession(box, transport, ssh.deadlines, lines, stack.pop_all())

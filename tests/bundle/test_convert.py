@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+from fleet.bundle import convert
 from fleet.bundle.convert import convert_model
 from fleet.bundle.model_info import read_model_json
 from fleet.errors import FleetError
@@ -132,7 +133,8 @@ def test_rope_scaling_of_llama3_is_kept(tmp_path: Path) -> None:
     assert (config.rope_theta, config.rope_scaling) == (500000.0, scaling)
 
 
-def test_an_interrupted_conversion_keeps_finished_shards(tmp_path: Path) -> None:
+def test_an_interrupted_conversion_keeps_finished_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "PROGRESS_SECONDS", 0.0)
     source = save_huggingface(tiny_model(tied=True), tmp_path / "source")
     whole = convert_model(source, tmp_path / "whole", quiet)
 
@@ -148,13 +150,10 @@ def test_an_interrupted_conversion_keeps_finished_shards(tmp_path: Path) -> None
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x00")
     kept = workspace / "embedding.safetensors"
     inode = kept.stat().st_ino
-    lines: list[str] = []
-    resumed = convert_model(source, models, lines.append)
+    resumed = convert_model(source, models, quiet)
     assert resumed.digest == whole.digest
     assert_whole(resumed.directory)
     assert (resumed.directory / "embedding.safetensors").stat().st_ino == inode
-    assert not any("embedding" in line for line in lines)
-    assert any("layer-000" in line for line in lines)
 
 
 @pytest.mark.parametrize("damage", ["lost", "one bit"])

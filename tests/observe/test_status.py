@@ -37,14 +37,13 @@ def test_a_row_says_who_holds_what() -> None:
         SiteAnswers({"box1": stage(), "box2": stage(layers=[11, 11], embedding=False, head=False)}, READY)
     )
     assert dict(zip(STAGE_COLUMNS, status.stages[0].cells(), strict=True)) == {
-        "box": "box1", "state": "ready", "layers": "0-10", "holds": "embedding+head", "weights MiB": "77.0",
-        "KV MiB": "1.0", "RSS MiB": "400.0", "tokens/s": "17.2", "epoch": "3", "kernel": "packed", "policy": "exact",
-        "note": "",
+        "box": "box1", "state": "ready", "layers": "0-10", "holds": "embedding, head", "weights MiB": "77",
+        "KV MiB": "1.0", "RSS MiB": "400", "tokens/s": "17.2", "epoch": "3", "kernel": "packed",
     }  # fmt: skip
     assert status.stages[1].cells()[2:4] == ("none", "–")
     assert dict(zip(PIPELINE_COLUMNS, status.pipelines[0].cells(), strict=True)) == {
-        "pipeline": "main", "state": "ready", "model": "smollm2", "epoch": "3", "policy": "exact", "δ": "2.5e-05",
-        "tokens/s": "17.2", "active": "1", "queued": "0", "note": "",
+        "pipeline": "main", "state": "ready", "model": "smollm2", "epoch": "3", "policy": "exact",
+        "logit δ": "2.5e-05", "tokens/s": "17.2", "active": "1", "queued": "0",
     }  # fmt: skip
 
 
@@ -76,6 +75,11 @@ def test_an_unreachable_box_is_a_row_of_its_own_with_the_reason() -> None:
     assert status.stages[1].cells()[:2] == ("box2", "unreachable")
     assert status.stages[1].note == AWAY.error
     assert (status.gateway_state, status.pipelines[0].cells()[:2]) == ("unreachable", ("(gateway)", "unreachable"))
+
+
+def test_what_a_serving_stage_has_to_say_is_a_note_and_no_failure() -> None:
+    status = site_status(SiteAnswers({"box1": stage(state="loaded", reason="waits for box2")}, READY))
+    assert (status.notes, status.failures) == (("box1: waits for box2",), ())
 
 
 json_values = st.recursive(

@@ -183,7 +183,7 @@ async def test_status_shows_the_site(site: Site, tokenizer: Tokenizer) -> None:
         site.write_endpoints(gateway_port=gateway.https_port, stage_port=port)
         code, out, err = await fleet("status", "-i", str(site.inventory))
         assert (code, err) == (0, "all serve\n")
-        assert out.splitlines()[1].split("\t")[:4] == ["box1", "ready", "0-10", "embedding+head"]
+        assert out.splitlines()[1].split("\t")[:4] == ["box1", "ready", "0-10", "embedding, head"]
         code, out, _ = await fleet("status", "-i", str(site.inventory), "-o", "json")
         document = json.loads(out)
         assert (document["kind"], document["data"]["stages"][0]["layers"]) == ("status", [0, 11])

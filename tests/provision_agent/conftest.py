@@ -35,6 +35,7 @@ from fleet.provision.desired import (
 from fleet.provision.diff import Changes, diff
 from fleet.provision.facts import Facts
 from fleet.provision.session import ApplyResult, BoxSession, open_session
+from fleet.provision.step_lines import StepLines
 from fleet.ssh.site import SshSite
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,8 @@ PROGRAM = """
 import json, os, socket, sys
 config = json.load(open(sys.argv[1]))
 print("program starts with state", config["state"], flush=True)
+if config["state"] == "exits":
+    sys.exit(9)
 if os.path.exists(config["socket"]):
     os.unlink(config["socket"])
 server = socket.socket(socket.AF_UNIX)
@@ -137,7 +140,7 @@ class LocalBox:
 
     def session(self) -> BoxSession:
         ssh = SshSite.of(self.site_file, report=self.lines.append)
-        return open_session(self.site_file, "one", ssh, self.lines.append)
+        return open_session(self.site_file, "one", ssh, StepLines(self.lines.append))
 
     def facts(self, desired: DesiredState, *, texts: bool = False) -> Facts:
         with self.session() as session:
@@ -164,7 +167,7 @@ class LocalBox:
             "supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface",
         ]
         for name, command in programs.items():
-            lines += [f"[program:{name}]", f"command={command}", "startsecs=1", "startretries=1", "stopasgroup=true"]
+            lines += [f"[program:{name}]", f"command={command}", "startsecs=1", "startretries=1000", "stopasgroup=true"]
             lines += ["killasgroup=true", f"stdout_logfile={self.prefix}/log/{name}.log", "redirect_stderr=true"]
         return ("\n".join(lines) + "\n").encode()
 

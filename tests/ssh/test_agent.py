@@ -14,6 +14,7 @@ from fleet.inventory.model import Timing
 from fleet.provision.desired import DesiredState
 from fleet.provision.diff import diff
 from fleet.provision.session import BoxSession, open_session
+from fleet.provision.step_lines import StepLines
 from fleet.provision.transport import LocalProcess
 from fleet.ssh.deadlines import Deadlines
 from fleet.ssh.results import BoxError, BoxUnreachable
@@ -30,7 +31,8 @@ def over_ssh(sshd: Sshd, box: LocalBox, lines: list[str]) -> Callable[..., BoxSe
 
     def start(**deadlines: float) -> BoxSession:
         ssh = SshSite.of(file, report=lines.append)
-        return open_session(file, "box1", replace(ssh, deadlines=replace(ssh.deadlines, **deadlines)), lines.append)
+        ssh = replace(ssh, deadlines=replace(ssh.deadlines, **deadlines))
+        return open_session(file, "box1", ssh, StepLines(lines.append))
 
     return start
 
@@ -111,6 +113,6 @@ def test_agent_that_does_not_start_says_why(box: LocalBox, script: str, expected
     transport = stack.enter_context(LocalProcess(["sh", "-c", script]))
     with (
         pytest.raises(BoxError, match=expected),
-        BoxSession("box1", transport, Deadlines.of(Timing()), print, stack) as session,
+        BoxSession("box1", transport, Deadlines.of(Timing()), StepLines(print), stack) as session,
     ):
         session.facts(box.desired())

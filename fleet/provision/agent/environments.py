@@ -59,7 +59,7 @@ def wheels_of(root: str, wanted: dict[str, Spec], peer: Peer, ownership: Ownersh
         if not (os.path.isfile(paths[name]) and sha256_of(paths[name]) == content["sha256"])
     }
     size = sum(content["size_bytes"] for content in missing.values())
-    peer.waits_for(f"{len(missing)} wheels, {size / 1e6:.1f} MB, for {root}")
+    peer.waits_for(f"{len(missing)} wheels, {size / 1e6:.1f} MB")
     request = [{"sha256": content["sha256"], "size_bytes": content["size_bytes"]} for content in missing.values()]
     for name, blob in zip(missing, peer.contents(request), strict=True):
         if blob.file:
@@ -119,13 +119,13 @@ def build(spec: Spec, prefix: str, peer: Peer, ownership: Ownership, record: Rec
     remove(partial)
     wanted = {UV: spec["uv"]} | {wheel["name"]: wheel for wheel in spec["wheels"]}
     with wheels_of(path, wanted, peer, ownership) as wheels, _cache(spec, prefix, ownership.privileged, peer) as cache:
-        peer.waits_for(f"uv to install {len(spec['wheels'])} wheels into {path}")
+        peer.waits_for(f"uv to install {len(spec['wheels'])} wheels")
         uv = _unpack_uv(wheels.pop(UV), cache)
         _run_uv(spec, partial, uv, wheels, cache, compile_bytecode=ownership.privileged)
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             manifest = manifests.take(partial, pool)
         manifests.check_installed(partial, manifest, f"rm -rf {cache}  (a cache), then provision again")
-    peer.waits_for(f"the disk to hold {path} safely")
+    peer.waits_for("the disk to hold it safely")
     digest = manifests.write(partial, manifest, ownership)
     sync_file_system(partial)
     remove(path)

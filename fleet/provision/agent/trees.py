@@ -46,7 +46,7 @@ def build(tree: Spec, peer: Peer, ownership: Ownership) -> None:
     _drop_strangers(partial, places)
     missing = {place: spec for place, spec in places.items() if not _arrived(place, spec)}
     size = sum(spec["size_bytes"] for spec in missing.values())
-    peer.waits_for(f"{len(missing)} files, {size / 1e6:.1f} MB, for {path}")
+    peer.waits_for(f"{len(missing)} files, {size / 1e6:.1f} MB")
     for (place, spec), blob in zip(
         missing.items(), peer.contents([_content(spec) for spec in missing.values()]), strict=True
     ):
@@ -55,7 +55,7 @@ def build(tree: Spec, peer: Peer, ownership: Ownership) -> None:
     for place in places.keys() - missing.keys():
         spec = places[place]
         ownership.set(place, spec["mode"], spec["owner"], spec["group"])
-    peer.waits_for(f"the disk to hold {path} safely")
+    peer.waits_for("the disk to hold it safely")
     _set_directories(partial)
     sync_file_system(partial)
     remove(path)
