@@ -77,9 +77,9 @@ soak-golden: $(VENV)/.test
 soak-ring: $(VENV)/.test
 	@$(BIN)/pytest -m soak tests/stage_runtime $(PYTEST_ARGS); code=$$?; [ $$code = 5 ] && echo "every case has passed at this commit" || exit $$code
 
+# about five minutes on a quiet machine; finished rounds lie in build/benchmarks/, BENCH_ARGS=--fresh measures them again
 bench: $(VENV)/.test
-	@[ -d benchmarks ] || echo "this version has no benchmarks"
-	@for script in $(wildcard benchmarks/*.py); do echo "==> $$script"; $(BIN)/python $$script || exit 1; done
+	@$(BIN)/python -m benchmarks.decode $(BENCH_ARGS)
 
 # the reference tokens, from the shards of the bundle, with transformers in FP32
 golden: $(VENV)/.test

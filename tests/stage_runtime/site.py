@@ -1,4 +1,4 @@
-"""A pipeline of real stage processes on loopback, with real TLS, driven as the gateway does it."""
+"""A pipeline of real stage processes on loopback, with real TLS, driven as the gateway does it; also for benchmarks."""
 
 from __future__ import annotations
 
@@ -189,22 +189,20 @@ class StageSite:
 
     def client(self, **changes: Any) -> PipelineClient:
         """A gateway's client of the pipeline."""
-        return PipelineClient(
-            **{
-                "site": SITE,
-                "box": "control",
-                "first_stage_box": "box1",
-                "host": "127.0.0.1",
-                "port": self.ring_ports["box1"],
-                "model_digest": self.model_digest,
-                "policy": "exact",
-                "epoch": 1,
-                "runtime_version": "test",
-                "tls": self.gateway_tls,
-                "timing": LinkTiming.from_config(TIMING),
-            }
-            | changes
-        )
+        arguments: dict[str, Any] = {
+            "site": SITE,
+            "box": "control",
+            "first_stage_box": "box1",
+            "host": "127.0.0.1",
+            "port": self.ring_ports["box1"],
+            "model_digest": self.model_digest,
+            "policy": "exact",
+            "epoch": 1,
+            "runtime_version": "test",
+            "tls": self.gateway_tls,
+            "timing": LinkTiming.from_config(TIMING),
+        }
+        return PipelineClient(**arguments | changes)
 
     def stop(self) -> None:
         """End every process that runs."""
@@ -250,7 +248,7 @@ def request(prompt: list[int], count: int, *, stop: tuple[int, ...] = (), **samp
 
 async def answer(client: PipelineClient, wanted: GenerateRequest) -> tuple[list[int], FinishedEvent]:
     """All tokens and the end of a sequence."""
-    tokens = []
+    tokens: list[int] = []
     async for event in client.generate(wanted):
         if isinstance(event, FinishedEvent):
             return tokens, event
