@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,8 @@ def test_second_run_changes_nothing(box: LocalBox, snapshot: Callable[[Path], Sn
     assert result is not None
     assert set(result.restarted) == {"answers", "sleeps"}
     assert {"tree", "link", "identity", "supervisor", "program", "directory", "file"} <= {one.kind for one in changes}
-    assert ask_health(f"{box.run}/answers.sock")["state"] == "ready"
+    answers = f"{box.run}/answers.sock"
+    assert ask_health(answers, pids(box)["answers"])["state"] == "ready"
     before, running = snapshot(box.prefix), pids(box)
     again, nothing = box.provision(desired)
     assert again == ()
@@ -56,6 +60,7 @@ def test_second_run_changes_nothing(box: LocalBox, snapshot: Callable[[Path], Sn
     assert snapshot(box.prefix) == before
     assert pids(box) == running
     check_identity(box)
+    assert "answers instead of 1" in ask_health(answers, 1)["error"]
 
 
 def test_flipped_byte_is_found_and_mended_alone(box: LocalBox, snapshot: Callable[[Path], Snapshot]) -> None:
@@ -136,6 +141,31 @@ def test_first_release_that_fails_says_that_there_is_no_way_back(box: LocalBox) 
     changes, _ = box.provision(box.desired())
     assert {"link", "program"} <= {one.kind for one in changes}
     assert box.provision(box.desired())[0] == ()
+
+
+def test_a_program_that_keeps_ending_fails_the_gate_before_its_deadline(box: LocalBox) -> None:
+    good = box.desired()
+    box.provision(good)
+    with pytest.raises(BoxError) as caught:
+        box.provision(replace(box.desired(state="exits"), health_gate_seconds=3600.0))
+    assert caught.value.exit_code is ExitCode.ROLLED_BACK
+    assert "answers ended 3 times (after " in caught.value.message
+    assert "program starts with state exits" in caught.value.detail
+    assert box.provision(good)[0] == ()
+
+
+def test_what_a_killed_supervisord_left_behind_is_ended(box: LocalBox) -> None:
+    desired = box.desired()
+    box.provision(desired)
+    orphan = pids(box)["answers"]
+    os.kill(SupervisorRpc(f"{box.run}/supervisor.sock").process_id(), signal.SIGKILL)
+    assert runs(orphan)
+    changes, _ = box.provision(desired)
+    assert {one.kind for one in changes} == {"supervisor", "program"}
+    assert not runs(orphan)
+    os.kill(SupervisorRpc(f"{box.run}/supervisor.sock").process_id(), signal.SIGKILL)
+    with box.session() as session:
+        assert session.stop(desired) == ("answers",)
 
 
 def test_two_runs_at_once_the_second_names_the_first(box: LocalBox) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, NoReturn
 
 from fleet.provision.agent import health, supervise
 from fleet.provision.agent.errors import AgentError
-from fleet.provision.agent.paths import Ownership, switch_link, write_aside
+from fleet.provision.agent.paths import Ownership, open_quietly, switch_link, write_aside
 from fleet.provision.agent.peer import Peer
 from fleet.provision.agent.record import Record
 
@@ -32,7 +33,7 @@ class Backup:
     def keep_file(self, path: str, mode: int, owner: str, group: str) -> None:
         """Remember a regular file that will be replaced."""
         if os.path.isfile(path) and not os.path.islink(path) and os.path.getsize(path) <= self.MAX_FILE_BYTES:
-            with open(path, "rb") as file:
+            with open(open_quietly(path), "rb") as file:  # its directory may be the service user's
                 self._files[path] = file.read(), {"mode": mode, "owner": owner, "group": group}
 
     def __bool__(self) -> bool:
@@ -78,12 +79,13 @@ class Activation:
         try:
             started = self._start(self._programs)
             self._peer.step(STEP)
+            began = time.monotonic()
             wrong = health.wait_healthy(self._spec, self._peer)
         except AgentError as error:
             self._fail(error.step, error.message, error.hint, error.detail, self._programs)
         if wrong:
             text = "; ".join(f"{name} {problem}" for name, problem in wrong.items())
-            message = f"{text} (waited up to {self._spec['health_gate_seconds']:g} s)"
+            message = f"{text} (after {time.monotonic() - began:.0f} of {self._spec['health_gate_seconds']:g} s)"
             logs = health.log_tails(self._spec, sorted(wrong))  # before anything is rolled back
             self._fail(STEP, message, "mend the cause that the logs show, then provision again", logs, started)
         record.data["programs"] = {program["name"]: program["fingerprint"] for program in self._spec["programs"]}

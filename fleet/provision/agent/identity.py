@@ -12,6 +12,7 @@ from fleet.provision.agent.paths import (
     Ownership,
     group_name,
     make_parents,
+    open_quietly,
     path_fact,
     sha256_of,
     user_name,
@@ -87,7 +88,7 @@ class IdentityFiles:
 
     def make_request(self) -> str:
         """A PKCS #10 request (PEM) for the present key."""
-        with open(self._spec["key_path"], "rb") as file:
+        with open(open_quietly(self._spec["key_path"]), "rb") as file:  # the directory is the service user's
             key = file.read()
         make = _openssl_request if _has_openssl() else _cryptography_request
         return make(key, self._spec).decode()

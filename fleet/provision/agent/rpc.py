@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import socket
+import struct
 import xmlrpc.client
 from typing import Any
 
@@ -15,6 +16,7 @@ from fleet.provision.agent.errors import AgentError
 RPC_SECONDS = 10.0
 HEALTH_SECONDS = 5.0
 MAX_HEALTH_BYTES = 1024 * 1024
+PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred of unix(7): process, user, group
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -101,8 +103,12 @@ class SupervisorRpc:
         self._call("shutdown")
 
 
-def ask_health(path: str) -> dict[str, Any]:
+def ask_health(path: str, pid: int) -> dict[str, Any]:
     """One `{"op":"health"}` over a program's admin socket.
+
+    Args:
+        pid: of the program that supervisord started. Another process that answers, such as one that was left behind,
+            says nothing about it.
 
     Returns:
         Its answer, or {"error": why} when there is none.
@@ -112,6 +118,11 @@ def ask_health(path: str) -> dict[str, Any]:
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
             connection.settimeout(HEALTH_SECONDS)
             connection.connect(path)
+            answering = PEER_CREDENTIALS.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
+            )[0]
+            if answering != pid:
+                return {"error": f"{os.path.basename(path)}: process {answering} answers instead of {pid}"}
             connection.sendall(b'{"op":"health"}\n')
             while not data.endswith(b"\n") and len(data) < MAX_HEALTH_BYTES:
                 part = connection.recv(65536)
@@ -119,6 +130,8 @@ def ask_health(path: str) -> dict[str, Any]:
                     break
                 data += part
         answer = json.loads(data)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        return {"error": f"{os.path.basename(path)}: {error.strerror or error}"}
+    except ValueError as error:
         return {"error": f"{os.path.basename(path)}: {error}"}
     return answer if isinstance(answer, dict) else {"error": "the answer is no JSON object"}

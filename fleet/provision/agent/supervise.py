@@ -7,6 +7,7 @@ import subprocess
 import time
 from typing import Any
 
+from fleet.provision.agent import orphans
 from fleet.provision.agent.errors import AgentError
 from fleet.provision.agent.lock import make_private_directory
 from fleet.provision.agent.peer import Peer
@@ -58,8 +59,7 @@ def start_or_restart(spec: dict[str, Any], peer: Peer) -> None:
         command(STEP, ["systemctl", "enable", "--quiet", spec["unit"]])
         command(STEP, ["systemctl", "restart", spec["unit"]], timeout_seconds=STOP_SECONDS)
     else:
-        if rpc.answers():
-            shut_down(spec, peer)
+        shut_down(spec, peer)
         _start_here(spec)
     deadline = time.monotonic() + START_SECONDS
     while not rpc.answers():
@@ -151,9 +151,12 @@ def shut_down(spec: dict[str, Any], peer: Peer) -> list[str]:
     Returns:
         Names of the programs that ran.
     """
+    running = _shut_supervisord_down(spec, peer) if SupervisorRpc(spec["socket"]).answers() else []
+    return running if spec["unit"] else [*running, *orphans.end(spec["config_path"], peer)]
+
+
+def _shut_supervisord_down(spec: dict[str, Any], peer: Peer) -> list[str]:
     rpc = SupervisorRpc(spec["socket"])
-    if not rpc.answers():
-        return []
     programs = rpc.programs()
     running = [name for name, info in programs.items() if info["statename"] not in STOPPED_STATES]
     waiting = {info["pid"]: name for name, info in programs.items() if info["pid"]}
