@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests.figures import FIGURES
+from tests.soak import SoakRecord
 
 pytest_plugins = ["tests.lab.fixtures"]  # one lab a run, shared by every room
 
@@ -17,6 +18,12 @@ settings.register_profile("fleet", deadline=None)
 settings.load_profile("fleet")
 
 _seconds_per_room: dict[str, float] = defaultdict(float)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`-m soak` resumes and records."""
+    if config.getoption("markexpr") == "soak":
+        config.pluginmanager.register(SoakRecord())
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -2,6 +2,7 @@
 
 Make the golden file:   python tests/golden/make_golden.py MODEL_DIRECTORY
 Recompute a few of it:  python tests/golden/make_golden.py MODEL_DIRECTORY --check 3 --commit HASH [--seed S]
+Recompute by name:      python tests/golden/make_golden.py MODEL_DIRECTORY --names sky seeded-choice
 
 `--check N` recomputes N prompts chosen by the commit's hash and one at random, whose seed is printed. Tokens must be
 equal, unless the first different one is a near-tie, which is printed with its margin.
@@ -209,11 +210,9 @@ def chosen_names(count: int, commit: str, seed: int) -> set[str]:
     return {*by_commit[:count], random.Random(seed).choice(names)}  # noqa: S311 - a sample of tests, no secret
 
 
-def check(directory: Path, count: int, commit: str, seed: int) -> int:
-    """Recompute a few prompts and compare; returns the number of mismatches that are no near-tie."""
+def check(directory: Path, names: set[str]) -> int:
+    """Recompute the prompts named and compare; returns the number of mismatches that are no near-tie."""
     golden = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))
-    names = chosen_names(count, commit, seed)
-    print(f"golden check: commit {commit}, seed {seed}, prompts {', '.join(sorted(names))}")
     computed = compute(directory, names)
     if computed["model_digest"] != golden["model_digest"]:
         print(f"model digest {computed['model_digest']}, the golden file is for {golden['model_digest']}")
@@ -244,10 +243,15 @@ def main() -> int:
     parser.add_argument("--check", type=int, metavar="N", help="recompute N prompts chosen by the commit, and one more")
     parser.add_argument("--commit", default="", help="hash that chooses the prompts")
     parser.add_argument("--seed", type=int, help="chooses the one at random; drawn and printed if absent")
+    parser.add_argument("--names", nargs="+", metavar="NAME", help="recompute these prompts")
     arguments = parser.parse_args()
+    if arguments.names:
+        return 1 if check(arguments.model_directory, set(arguments.names)) else 0
     if arguments.check is not None:
         seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
-        return 1 if check(arguments.model_directory, arguments.check, arguments.commit, seed) else 0
+        names = chosen_names(arguments.check, arguments.commit, seed)
+        print(f"golden check: commit {arguments.commit}, seed {seed}, prompts {', '.join(sorted(names))}")
+        return 1 if check(arguments.model_directory, names) else 0
     golden = compute(arguments.model_directory, None)
     prompts = golden.pop("prompts")
     lines = ",\n".join(json.dumps(prompt, separators=(",", ":")) for prompt in prompts)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer
 
 from fleet.bundle.model_info import read_model_json
@@ -52,13 +53,10 @@ def test_the_script_imports_nothing_of_this_project() -> None:
     assert not [line for line in imports if "fleet" in line or "stage_runtime" in line or "tests" in line]
 
 
-def test_prompts_chosen_by_the_commit_come_out_the_same() -> None:
-    """Three by the commit's hash and one at random, whose seed the script prints."""
-    git = ["git", "-C", str(HERE), "rev-parse", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "no-commit"
-    arguments = [str(smollm2_directory()), "--check", str(RECOMPUTED_BY_COMMIT), "--commit", commit]
+def recompute(*arguments: str) -> None:
+    """Run the script's check; its lines are shown when the run ends."""
     done = subprocess.run(
-        [sys.executable, str(HERE / "make_golden.py"), *arguments],
+        [sys.executable, str(HERE / "make_golden.py"), str(smollm2_directory()), *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -68,3 +66,16 @@ def test_prompts_chosen_by_the_commit_come_out_the_same() -> None:
         note(line)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert "0 mismatches" in done.stdout
+
+
+def test_prompts_chosen_by_the_commit_come_out_the_same() -> None:
+    """Three by the commit's hash and one at random, whose seed the script prints."""
+    git = ["git", "-C", str(HERE), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "no-commit"
+    recompute("--check", str(RECOMPUTED_BY_COMMIT), "--commit", commit)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [prompt["name"] for prompt in GOLDEN["prompts"]])
+def test_every_prompt_comes_out_the_same(name: str) -> None:
+    recompute("--names", name)

@@ -229,15 +229,13 @@ def mutations(seed: int) -> list[Callable[[bytearray], bytes]]:
     ]
 
 
-async def test_500_spoiled_frames_end_their_connections_and_nothing_else(
-    ca: SiteCa, listener: tuple[Listener, BoxAddress]
-) -> None:
-    server, address = listener
+async def spoil_frames(ca: SiteCa, server: Listener, address: BoxAddress, count: int, seed: int) -> None:
+    """Send `count` spoiled frames, each on a connection of its own; a link of a good peer must not notice."""
     tls = ca.issue("box2")
     context = tls.client_context()
     hello = encode_frame(Frame(FrameType.HELLO, encode_control(CLIENT_HELLO), 4))
     step = encode_frame(Frame(FrameType.STEP, bytes(300), 4, 7))
-    spoilers = mutations(seed=20)
+    spoilers = mutations(seed)
     bystander = await dial(LinkSettings(CLIENT_HELLO, tls, TIMING), address)
 
     async def spoil(number: int) -> None:
@@ -250,14 +248,26 @@ async def test_500_spoiled_frames_end_their_connections_and_nothing_else(
         if number % len(spoilers) == 4:  # half a frame: the peer vanishes inside it
             writer.close()
 
-    for start in range(0, 500, 25):
+    for start in range(0, count, 25):
         await asyncio.gather(*(spoil(number) for number in range(start, start + 25)))
-    await server.reason(500)
-    assert len(server.reasons) == 500
+    await server.reason(count)
+    assert len(server.reasons) == count
     assert all(server.reasons), "every end has a reason"
     await bystander.send(Frame(FrameType.CANCEL, encode_control(Cancel(1))))
     assert (await bystander.receive()).type is FrameType.CANCEL
     bystander.close("done")
+
+
+async def test_500_spoiled_frames_end_their_connections_and_nothing_else(
+    ca: SiteCa, listener: tuple[Listener, BoxAddress]
+) -> None:
+    await spoil_frames(ca, *listener, count=500, seed=20)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 110))
+async def test_10000_more_spoiled_frames(ca: SiteCa, listener: tuple[Listener, BoxAddress], seed: int) -> None:
+    await spoil_frames(ca, *listener, count=1000, seed=seed)
 
 
 def test_the_link_room_does_not_import_torch() -> None:
