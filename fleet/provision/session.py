@@ -279,5 +279,5 @@ def open_session(site_file: SiteFile, box: str, ssh: SshSite, lines: StepLines) 
     """
     with ExitStack() as stack:
         transport = stack.enter_context(open_transport(site_file, box, ssh))
-        stack.enter_context(ssh.cancellation.closing(transport.abort))
+        stack.enter_context(ssh.cancellation.closing(transport.hang_up))
         return BoxSession(box, transport, ssh.deadlines, lines, stack.pop_all())

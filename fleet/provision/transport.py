@@ -3,9 +3,11 @@ the same program and the same messages."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -71,6 +73,10 @@ class Transport(AbstractContextManager["Transport"], Protocol):
     def abort(self) -> None:
         """Close from another thread."""
 
+    def hang_up(self) -> None:
+        """Close from another thread because the operator gives the run up: the agent ends, but finishes an activation
+        that it has begun, so that no box is left between two releases."""
+
 
 @functools.cache
 def agent_program() -> bytes:
@@ -91,27 +97,21 @@ class LocalProcess:
 
     def __init__(self, argv: list[str]) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
-        self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            start_new_session=True,
-            bufsize=0,
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101 - asked for above
-        self._in, self._out = self._process.stdin, self._process.stdout
+        self._socket, other = socket.socketpair()  # unlike a pipe, another thread can shut it down
+        with other:
+            self._process = subprocess.Popen(
+                argv, stdin=other.fileno(), stdout=other.fileno(), stderr=self._stderr, start_new_session=True
+            )
+        self._hung_up = False
         self.watchdog = Watchdog(self.abort)
 
     def send(self, data: bytes) -> None:
         """See Transport."""
-        view = memoryview(data)
-        while view:
-            view = view[self._in.write(view) or 0 :]
+        self._socket.sendall(data)
 
     def receive(self, maximum: int) -> bytes:
         """See Transport."""
-        return self._out.read(maximum) or b""
+        return self._socket.recv(maximum)
 
     def finish(self) -> tuple[int | None, str]:
         """See Transport."""
@@ -127,18 +127,26 @@ class LocalProcess:
         if self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGKILL)
 
+    def hang_up(self) -> None:
+        """See Transport. The agent ignores SIGTERM while it activates."""
+        self._hung_up = True
+        if self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGTERM)
+        with contextlib.suppress(OSError):  # the agent has ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def __enter__(self) -> LocalProcess:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.watchdog.stop()
-        self._in.close()
+        self._socket.close()
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self.abort()
-            self._process.wait()
-        self._out.close()
+            if not self._hung_up:
+                self.abort()
+                self._process.wait()
         self._stderr.close()
 
 

@@ -112,6 +112,10 @@ class SshChannel:
         """Close from another thread, without waiting for anything."""
         _abort(self._connection)
 
+    def hang_up(self) -> None:
+        """The same: the agent sees the end of its input, finishes what it has begun, and ends."""
+        self.abort()
+
     def __enter__(self) -> SshChannel:
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Callable
@@ -16,7 +17,10 @@ from cryptography.hazmat.primitives import serialization
 from fleet.errors import ExitCode
 from fleet.provision.agent.rpc import SupervisorRpc, ask_health
 from fleet.provision.diff import diff
+from fleet.provision.session import open_session
+from fleet.provision.step_lines import StepLines
 from fleet.ssh.results import BoxError
+from fleet.ssh.site import SshSite
 
 from .conftest import LocalBox, Snapshot
 
@@ -166,6 +170,24 @@ def test_what_a_killed_supervisord_left_behind_is_ended(box: LocalBox) -> None:
     os.kill(SupervisorRpc(f"{box.run}/supervisor.sock").process_id(), signal.SIGKILL)
     with box.session() as session:
         assert session.stop(desired) == ("answers",)
+
+
+def test_an_activation_that_was_interrupted_is_finished_by_the_box(box: LocalBox) -> None:
+    desired = box.desired()
+    ssh = SshSite.of(box.site_file, report=box.lines.append)
+
+    def interrupt(line: str) -> None:
+        if "health gate" in line:
+            ssh.cancellation.cancel()
+
+    with open_session(box.site_file, "one", ssh, StepLines(interrupt)) as session:
+        changes = diff(desired, session.facts(desired))
+        with pytest.raises(BoxError):
+            session.apply(desired, changes, sign=box.authority.sign)
+    lock = os.open(box.run / "provision.lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # free once the agent has ended
+    os.close(lock)
+    assert box.provision(desired)[0] == ()
 
 
 def test_two_runs_at_once_the_second_names_the_first(box: LocalBox) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any, NoReturn
 
@@ -71,6 +72,7 @@ class Activation:
         Raises:
             AgentError: kind "rolled-back" when the previous release is active again, else "failed".
         """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to the end of the agent: never between two releases
         self._peer.step("activation")
         targets = {link["path"]: link["target"] for link in self._spec["links"]}
         for path in self._links:

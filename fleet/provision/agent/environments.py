@@ -148,10 +148,17 @@ def _run_uv(spec: Spec, partial: str, uv: str, wheels: dict[str, str], cache: st
         "UV_COMPILE_BYTECODE": "1" if compile_bytecode else "0",
     }
     venv = [uv, "venv", "--quiet", "--no-project", "--relocatable", "--python", sys.executable, partial]
-    command(STEP, venv, environment=variables, timeout_seconds=BUILD_SECONDS)
+    command(STEP, venv, environment=variables, timeout_seconds=BUILD_SECONDS, dies_with_agent=True)
     install = [uv, "pip", "install", "--quiet", "--no-index", "--require-hashes", "--no-deps"]
     install += ["--python", os.path.join(partial, "bin/python")]
     for directory in sorted({os.path.dirname(wheel) for wheel in wheels.values()}):
         install += ["--find-links", directory]
     install += ["--requirements", "-"]
-    command(STEP, install, stdin=spec["requirements"].encode(), environment=variables, timeout_seconds=BUILD_SECONDS)
+    command(
+        STEP,
+        install,
+        stdin=spec["requirements"].encode(),
+        environment=variables,
+        timeout_seconds=BUILD_SECONDS,
+        dies_with_agent=True,
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
@@ -13,8 +15,15 @@ from typing import Any
 from fleet.provision.agent.errors import AgentError
 
 COMMAND_SECONDS = 60.0
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_libc = ctypes.CDLL(None)
 # a login that is not root's often lacks sbin, and tools would seem missing
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def _die_with_parent() -> None:
+    """In the child: the kernel kills it when the agent's thread that started it ends, however that ends; prctl(2)."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def command(
@@ -26,8 +35,12 @@ def command(
     environment: dict[str, str] | None = None,
     check: bool = True,
     pass_fds: tuple[int, ...] = (),
+    dies_with_agent: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command with a deadline; nothing of it reaches the terminal.
+
+    Args:
+        dies_with_agent: for what writes for long: it must not go on writing beside the next run's.
 
     Raises:
         AgentError: not found, too slow, or (with `check`) a failure, with the last lines it printed.
@@ -44,6 +57,7 @@ def command(
             check=False,
             pass_fds=pass_fds,
             cwd="/",
+            preexec_fn=_die_with_parent if dies_with_agent else None,
         )
     except FileNotFoundError as error:
         raise AgentError(step, f"{name} is not installed, expected it on {PATH}") from error
