@@ -43,9 +43,9 @@ $(VENV)/.test: $(VENV)/.operator
 	@touch $@
 
 demo: $(VENV)/.operator
-	@echo "==> gathering wheels and the model: half a minute the first time (fleet bundle $(INVENTORY))"
+	@echo "==> gathering wheels and the model: about a minute the first time (fleet bundle $(INVENTORY))"
 	@$(BIN)/fleet bundle $(INVENTORY)
-	@echo "==> bringing up three stage boxes and a control box below build/: half a minute (fleet provision $(INVENTORY))"
+	@echo "==> bringing up three stage boxes and a control box below build/: about a minute the first time (fleet provision $(INVENTORY))"
 	@$(BIN)/fleet provision $(INVENTORY)
 	@echo "==> asking the three stages (fleet ask -i $(INVENTORY) \"$(QUESTION)\")"
 	@$(BIN)/fleet ask -i $(INVENTORY) "$(QUESTION)"

@@ -70,6 +70,37 @@ def targets_of(site_file: SiteFile, override: str | None) -> dict[Target, TorchP
     return targets
 
 
+def check_sources(site_file: SiteFile, override: str | None) -> None:
+    """Find out before the first download that something named by the inventory is not on this machine.
+
+    Args:
+        site_file: the inventory.
+        override: the environment's source of torch, which takes the place of every profile's.
+
+    Raises:
+        FleetError: names every missing file and directory with the line that asks for it.
+    """
+    site = site_file.site
+    profiles = {box.profile for box in site.boxes.values() if Role.STAGE in box.roles and not override}
+    wanted: list[tuple[tuple[str, ...], str | None]] = []
+    for name, profile in site.device_profiles.items():
+        if name in profiles and profile.torch is not None:
+            wanted.append((("device_profiles", name, "torch", "location"), profile.torch.location))
+    for name, model in site.models.items():
+        wanted.append((("models", name, "source", "path"), model.source.path))
+    missing = [
+        f"{site_file.file}:{site_file.lines.get(key, 1)}: {'.'.join(key)}: {site_file.resolve(path)} does not exist"
+        for key, path in wanted
+        if path is not None and not site_file.resolve(path).exists()
+    ]
+    if missing:
+        raise FleetError(
+            "\n".join(missing),
+            hint=f"put it there or correct the path (relative to {site_file.file.parent}), then: "
+            f"fleet bundle {site_file.file}",
+        )
+
+
 def build_bundle(
     site_file: SiteFile, directory: Path, report: Report, *, refresh: bool = False, verbose: bool = False
 ) -> BundleResult:
@@ -88,6 +119,7 @@ def build_bundle(
     state = directory / ".state"
     state.mkdir(parents=True, exist_ok=True)
     with _locked(state / "lock", directory):
+        check_sources(site_file, override_from_environment())
         cache = DigestCache(state / "digests.json")
         try:
             pip = office_pip(state / "pip", report, verbose=verbose)

@@ -69,7 +69,7 @@ def table_rows(report: RunReport) -> list[tuple[str, ...]]:
     return [
         (
             box.result.box,
-            box.result.status.value,
+            "to change" if report.check and box.result.status is HostStatus.CHANGED else box.result.status.value,
             str(len(box.changes)),
             f"{box.seconds:.1f}",
             box.result.message,

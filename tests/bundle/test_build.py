@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fleet.bundle.build import build_bundle, targets_of
+from fleet.bundle.build import build_bundle, check_sources, targets_of
 from fleet.bundle.manifest import load_manifest
 from fleet.bundle.own_wheel import build_own_wheel
 from fleet.bundle.pip import Pip
@@ -44,6 +44,20 @@ def write_site(directory: Path, *, torch: str = "", engine: str = EXTERNAL) -> P
     path = directory / "site.yaml"
     path.write_text(SITE.format(torch=torch, engine=engine))
     return path
+
+
+def test_everything_that_is_not_there_is_named_with_its_line_before_any_download(tmp_path: Path) -> None:
+    torch = ', torch: {version: "2.13.0", source: find-links, location: arm}'
+    path = write_site(tmp_path, torch=torch, engine="")
+    with pytest.raises(FleetError) as caught:
+        build_bundle(load_site(path), tmp_path / "bundle", lambda _line: None)
+    assert caught.value.message.splitlines() == [
+        f"{path}:4: device_profiles.here.torch.location: {tmp_path / 'arm'} does not exist",
+        f"{path}:10: models.tiny.source.path: {tmp_path / 'tiny'} does not exist",
+    ]
+    assert f"fleet bundle {path}" in caught.value.hint
+    (tmp_path / "tiny").mkdir()
+    check_sources(load_site(path), override=str(tmp_path))  # the override takes the place of every location
 
 
 def test_targets_follow_the_boxes_and_the_override_wins(tmp_path: Path, python: str) -> None:

@@ -182,7 +182,7 @@ async def test_status_shows_the_site(site: Site, tokenizer: Tokenizer) -> None:
     async with running(site.directory, site.pki, {"main": pipeline}) as gateway, stage_of(site, STAGE) as port:
         site.write_endpoints(gateway_port=gateway.https_port, stage_port=port)
         code, out, err = await fleet("status", "-i", str(site.inventory))
-        assert (code, err) == (0, "all serve\n")
+        assert (code, err) == (0, "every stage and the gateway serve\n")
         assert out.splitlines()[1].split("\t")[:4] == ["box1", "ready", "0-10", "embedding, head"]
         code, out, _ = await fleet("status", "-i", str(site.inventory), "-o", "json")
         document = json.loads(out)
@@ -200,5 +200,6 @@ async def test_status_of_a_failed_stage(site: Site, tokenizer: Tokenizer) -> Non
         site.write_endpoints(gateway_port=free_port(), stage_port=port)
         code, out, err = await fleet("status", "-i", str(site.inventory))
     assert code == 1
-    assert "digest differs" in out
+    assert out.splitlines()[1].startswith("box1\tfailed")
+    assert "box1: failed: layer-003.safetensors: digest differs" in err
     assert "gateway: unreachable" in err

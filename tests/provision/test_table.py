@@ -68,6 +68,7 @@ def test_summary() -> None:
 
 
 def test_rows() -> None:
+    assert [row[1] for row in table_rows(run(OK, CHANGED, check=True))] == ["ok", "to change"]
     assert table_rows(run(OK, UNREACHABLE)) == [
         ("a", "ok", "0", "1.2", ""),
         ("c", "unreachable", "0", "1.2", "c: connect: timed out"),
