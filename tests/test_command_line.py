@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +67,32 @@ def test_bug_writes_its_traceback_to_a_file(
     file = Path(message.split("send ")[1].split(" to the maintainers")[0])
     assert "ZeroDivisionError: of ours" in file.read_text()
     file.unlink()
+
+
+def test_trouble_of_this_machine_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/full/disk")
+
+    monkeypatch.setattr(entry.cli, "main", fail)
+    assert entry.main([]) == 1
+    assert capsys.readouterr().err.startswith("fleet: /full/disk: No space left on device\n  next: ")
+
+
+def test_an_error_is_json_where_json_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "none.yaml"
+    assert entry.main(["provision", str(missing), "-o", "json"]) == 78
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["kind"], answer["data"]["exit_code"]) == (1, "error", 78)
+    assert str(missing) in answer["data"]["message"]
+    assert entry.main(["provision", str(missing)]) == 78
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("closing", ["| true", ">&-", "2>&-", "2>&1 | true"])
+def test_nobody_reads_what_is_printed(closing: str) -> None:
+    command = f"'{sys.executable}' -m fleet.cli.main docs inventory {closing}; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_usage_error_exits_2(capsys: pytest.CaptureFixture[str]) -> None:

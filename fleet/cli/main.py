@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
+import os
 import sys
 import tempfile
 import traceback
@@ -31,6 +34,21 @@ VERBS: dict[str, tuple[str, str]] = {
     "down": ("fleet.cli.down", "Stop everything of a local site."),
 }
 
+# what the operator's machine is to blame for, not fleet
+MACHINE_ERRORS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EMFILE,
+}
+
 EXAMPLES = """
 \b
 Examples:
@@ -52,6 +70,22 @@ class LazyGroup(click.Group):
         command: Any = getattr(importlib.import_module(VERBS[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command)  # noqa: S101 - a wrong table entry is a bug of ours
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; its known error goes to stdout too where the verb was asked for JSON."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `fleet … | head` closed our stdout: no error of ours
+            _print_no_more()
+            return int(ExitCode.OK)
+        except FleetError as error:
+            from fleet.cli.options import WANTS_JSON
+            from fleet.cli.output import print_json
+
+            if ctx.meta.get(WANTS_JSON):
+                data = {"message": error.message, "next": error.hint, "exit_code": int(error.exit_code)}
+                print_json("error", data)
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -77,6 +111,28 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code. Known errors print two lines; a bug of ours writes its traceback to a file and names it.
     """
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - closed by the caller (`>&-`)
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows ? for it
+            stream.reconfigure(errors="replace")
+    code = _run(argv)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _print_no_more()
+    return code
+
+
+def _print_no_more() -> None:
+    """Nobody reads: what is still buffered goes nowhere, without a complaint at the interpreter's end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def _run(argv: list[str] | None) -> int:
     try:
         result = cli.main(args=argv, prog_name="fleet", standalone_mode=False)
     except FleetError as error:
@@ -92,16 +148,25 @@ def main(argv: list[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("fleet: interrupted", err=True)
         return int(ExitCode.INTERRUPTED)
-    except BrokenPipeError:  # `fleet … | head` closed our stdout: no error of ours
-        sys.stderr.close()
-        return int(ExitCode.OK)
-    except Exception as error:
-        with tempfile.NamedTemporaryFile("w", prefix="fleet-bug-", suffix=".txt", delete=False) as file:
-            traceback.print_exc(file=file)
-        click.echo(f"fleet: a bug in fleet, not in your input: {type(error).__name__}: {error}", err=True)
-        click.echo(f"  next: send {Path(file.name)} to the maintainers with the command you typed", err=True)
+    except OSError as error:
+        if error.errno not in MACHINE_ERRORS:
+            return _bug(error)
+        place = f"{error.filename}: " if error.filename else ""
+        click.echo(f"fleet: {place}{error.strerror}", err=True)
+        click.echo("  next: look at the disk (df -h), and at owner and mode of that path (ls -ld)", err=True)
         return int(ExitCode.FAILED)
+    except Exception as error:
+        return _bug(error)
     return int(result) if isinstance(result, int) else int(ExitCode.OK)
+
+
+def _bug(error: Exception) -> int:
+    """Keep the traceback in a file and say where."""
+    with tempfile.NamedTemporaryFile("w", prefix="fleet-bug-", suffix=".txt", delete=False) as file:
+        traceback.print_exc(file=file)
+    click.echo(f"fleet: a bug in fleet, not in your input: {type(error).__name__}: {error}", err=True)
+    click.echo(f"  next: send {Path(file.name)} to the maintainers with the command you typed", err=True)
+    return int(ExitCode.FAILED)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,23 @@ inventory_option = click.option(
     envvar="FLEET_INVENTORY",
     help="The site's inventory file.",
 )
+WANTS_JSON = "fleet.wants_json"  # key of click's Context.meta: errors go to stdout as JSON too
+
+
+def _remember_output(context: click.Context, _: click.Parameter, value: str) -> str:
+    context.meta[WANTS_JSON] = value == "json"
+    return value
+
+
 output_option = click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output format."
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    is_eager=True,
+    callback=_remember_output,
+    help='Output format; with json, an error goes to stdout as `"kind": "error"`.',
 )
 limit_option = click.option(
     "--limit",

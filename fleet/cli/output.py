@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -60,6 +61,7 @@ def short_path(path: Path) -> str:
 
 
 def progress(message: str) -> None:
-    """One line on stderr that says what is being done."""
-    sys.stderr.write(f"{message}\n")  # in one piece: boxes report from threads of their own
-    sys.stderr.flush()
+    """One line on stderr that says what is being done. A run goes on when nobody reads it any more."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"{message}\n")  # in one piece: boxes report from threads of their own
+        sys.stderr.flush()

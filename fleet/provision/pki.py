@@ -199,7 +199,13 @@ def _started_key(key_path: Path) -> ec.EllipticCurvePrivateKey | None:
     """The key of a CA whose making was cut short before its certificate was written."""
     if not key_path.exists():
         return None
-    key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
+    try:
+        key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise FleetError(
+            f"{key_path}: not readable as a private key: {error}",
+            hint=f"put {key_path.parent} back from a backup; moving it away makes a new CA",
+        ) from error
     return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
 
 

@@ -6,11 +6,12 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from fleet.errors import FleetError
 from fleet.inventory.model import Role
 from fleet.inventory.sitefile import SiteFile
-from fleet.provision.state_directory import read_json, write_private_json
+from fleet.provision.state_directory import read_state, write_private_json
 
 PORTS_FILE = "ports.json"
 PORT_SEARCH = 1000  # ports tried above the wanted one before giving up
@@ -101,12 +102,9 @@ def gateway_box(site_file: SiteFile) -> str | None:
 
 
 def _read(path: Path) -> dict[str, BoxPorts]:
-    data = read_json(path)
-    if data is None:
-        return {}
-    try:
-        return {name: BoxPorts(**ports) for name, ports in data["boxes"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FleetError(
-            f"{path}: not what fleet wrote: {error}", hint=f"run `fleet down`, then remove {path}"
-        ) from error
+    def parse(data: dict[str, Any]) -> dict[str, BoxPorts]:
+        return {
+            name: BoxPorts(**{port: int(number) for port, number in p.items()}) for name, p in data["boxes"].items()
+        }
+
+    return read_state(path, parse, f"run `fleet down`, then remove {path}") or {}

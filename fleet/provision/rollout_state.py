@@ -17,7 +17,7 @@ from fleet.planning.plan import Plan
 from fleet.provision.ports import BoxPorts, gateway_box
 from fleet.provision.render_etc import pipeline_of, to_bytes
 from fleet.provision.render_layout import server_name
-from fleet.provision.state_directory import read_json, write_private, write_private_json
+from fleet.provision.state_directory import read_state, write_private, write_private_json
 
 FIRST_EPOCH = 1
 PLAN_FILE = "plan.json"
@@ -47,14 +47,8 @@ def site_plan(state_directory: Path, wanted: Plan, *, keep: bool) -> Plan:
         FleetError: plan.json is damaged.
     """
     path = state_directory / PLAN_FILE
-    data = read_json(path)
-    try:
-        known = None if data is None else Plan.from_data(data["plan"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise FleetError(
-            f"{path}: not a plan: {error}",
-            hint="put it back from a backup: its epoch must not fall below what the boxes have seen",
-        ) from error
+    hint = "put it back from a backup: its epoch must not fall below what the boxes have seen"
+    known = read_state(path, lambda data: Plan.from_data(data["plan"]), hint)
     plan = next_plan(known, wanted)
     if keep:
         write_private_json(path, {"schema": 1, "plan": json.loads(plan.to_json())})
@@ -71,10 +65,13 @@ def client_key(site_file: SiteFile, *, create: bool) -> str | None:
         return site_file.site.gateway.api_keys[0].key.get_secret_value()
     path = site_file.state_directory / API_KEY_FILE
     if path.is_file():
-        with path.open(encoding="ascii") as file:
-            key = file.read(API_KEY_MAX_BYTES).strip()
-        if key:
-            return key
+        with path.open("rb") as file:
+            key = file.read(API_KEY_MAX_BYTES).decode(errors="replace").strip()
+        if key.isascii() and key.isprintable():
+            if key:
+                return key
+        else:
+            raise FleetError(f"{path}: not a key", hint=f"move {path} away; provisioning makes another key")
     if not create:
         return None
     key = f"fleet-{secrets.token_urlsafe(GENERATED_KEY_BYTES)}"
@@ -96,9 +93,11 @@ def api_keys_file(site_file: SiteFile, generated: str | None) -> bytes:
 
 def known_cores(state_directory: Path) -> dict[str, int]:
     """Usable CPUs of boxes, as measured by earlier runs."""
-    data = read_json(state_directory / BOXES_FILE)
-    boxes = {} if data is None else data.get("boxes", {})
-    return {name: box["cores"] for name, box in boxes.items() if isinstance(box.get("cores"), int)}
+
+    def parse(data: dict[str, Any]) -> dict[str, int]:
+        return {str(name): int(box["cores"]) for name, box in data["boxes"].items()}
+
+    return read_state(state_directory / BOXES_FILE, parse) or {}
 
 
 def remember_cores(state_directory: Path, cores: Mapping[str, int]) -> None:
@@ -116,8 +115,7 @@ def remember_failures(state_directory: Path, boxes: Iterable[str]) -> None:
 
 def last_failures(state_directory: Path) -> tuple[str, ...]:
     """Boxes that failed or were unreachable in the last run."""
-    data = read_json(state_directory / FAILED_FILE)
-    return () if data is None else tuple(str(box) for box in data.get("boxes", ()))
+    return read_state(state_directory / FAILED_FILE, lambda data: tuple(map(str, data["boxes"]))) or ()
 
 
 def endpoints(site_file: SiteFile, ports: Mapping[str, BoxPorts]) -> dict[str, Any]:

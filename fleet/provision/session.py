@@ -208,7 +208,12 @@ class BoxSession:
             message = f"{text} for {watchdog.expired_seconds:g} s; the connection was closed"
             raise BoxUnreachable(self._box, self._step, message, hint=again) from error
         status, printed = self._transport.finish()
-        if status is None or status < 0:
+        if status is not None and status < 0:  # a local process; ssh tells no signal
+            message = f"the agent was killed by signal {-status}"
+            raise BoxError(
+                self._box, self._step, message, hint="out of memory? dmesg | tail; provision again"
+            ) from error
+        if status is None:
             raise BoxUnreachable(self._box, self._step, "the connection broke", hint=again) from error
         raise _start_error(self._box, self._step, status, printed.strip()) from error
 

@@ -9,10 +9,10 @@ import os
 import secrets
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fleet.errors import ExitCode, FleetError
 
@@ -21,6 +21,7 @@ FILE_MODE = 0o600
 LOCK_NAME = "provision.lock"
 LOCK_NOTE_MAX_BYTES = 4096
 STATE_FILE_MAX_BYTES = 1 << 20
+Parsed = TypeVar("Parsed")
 
 
 def make_private_directory(path: Path) -> None:
@@ -96,6 +97,26 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(data, dict) or data.get("schema") != 1:
         raise FleetError(f'{path}: expected a JSON object with "schema": 1', hint=hint)
     return data
+
+
+def read_state(path: Path, parse: Callable[[dict[str, Any]], Parsed], hint: str = "") -> Parsed | None:
+    """What a JSON file of the state directory says; None if there is no such file.
+
+    Args:
+        parse: takes the object apart; its KeyError, TypeError, ValueError or AttributeError means a damaged file.
+        hint: the next step for a damaged file; moving it away if empty.
+
+    Raises:
+        FleetError: as `read_json`, or `parse` refuses what the file says.
+    """
+    data = read_json(path)
+    try:
+        return None if data is None else parse(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FleetError(
+            f"{path}: not what fleet wrote: {type(error).__name__}: {error}",
+            hint=hint or f"move {path} away and provision again",
+        ) from error
 
 
 @contextlib.contextmanager

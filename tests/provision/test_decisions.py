@@ -7,6 +7,7 @@ import json
 import socket
 import stat
 import zipfile
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fleet.errors import ExitCode, FleetError
 from fleet.planning.plan import Plan
 from fleet.provision.diff import Change
 from fleet.provision.facts import Facts, SystemFact
+from fleet.provision.pki import ensure_authority
 from fleet.provision.ports import choose_ports, is_free, site_ports
 from fleet.provision.release import digest_of, read_library
 from fleet.provision.render import render
@@ -28,6 +30,7 @@ from fleet.provision.rollout_state import (
     api_keys_file,
     client_key,
     endpoints,
+    known_cores,
     last_failures,
     next_plan,
     remember_failures,
@@ -114,7 +117,7 @@ def test_one_epoch_never_names_two_plans(epochs: list[int]) -> None:
 
 def test_a_damaged_plan_file_is_an_error_and_no_new_epoch(tmp_path: Path) -> None:
     write_private(tmp_path / "plan.json", b'{"schema": 1, "plan": {}}')
-    with pytest.raises(FleetError, match="not a plan"):
+    with pytest.raises(FleetError, match="not what fleet wrote"):
         site_plan(tmp_path, make_plan(), keep=True)
 
 
@@ -229,6 +232,34 @@ def test_a_damaged_state_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(FleetError, match=r"x\.json: expected"):
         read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("text", ["{}", '{"boxes": 7}'])
+@pytest.mark.parametrize("file", ["boxes.json", "failed.json", "ports.json", "plan.json"])
+def test_a_state_file_that_says_something_else_is_named(tmp_path: Path, file: str, text: str) -> None:
+    site_file = write_site(tmp_path, connection="local")
+    state = site_file.state_directory
+    write_private(state / file, json.dumps({"schema": 1, **json.loads(text)}).encode())
+    readers: dict[str, Callable[[], object]] = {
+        "boxes.json": lambda: known_cores(state),
+        "failed.json": lambda: last_failures(state),
+        "ports.json": lambda: site_ports(site_file, keep=False),
+        "plan.json": lambda: site_plan(state, make_plan(), keep=False),
+    }
+    with pytest.raises(FleetError, match=rf"{file}: not what fleet wrote") as caught:
+        readers[file]()
+    assert caught.value.hint
+
+
+def test_a_damaged_api_key_and_a_damaged_half_made_ca_are_named(tmp_path: Path) -> None:
+    site_file = write_site(tmp_path, connection="local")
+    state = site_file.state_directory
+    write_private(state / "api_key", b"\xff\xfe")
+    with pytest.raises(FleetError, match="api_key: not a key"):
+        client_key(site_file, create=True)
+    write_private(state / "ca" / "ca.key", b"not a key")
+    with pytest.raises(FleetError, match=r"ca\.key: not readable as a private key"):
+        ensure_authority(state, "tiny")
 
 
 def test_failures_are_remembered_for_the_next_limit(tmp_path: Path) -> None:

@@ -190,6 +190,16 @@ def test_an_activation_that_was_interrupted_is_finished_by_the_box(box: LocalBox
     assert box.provision(desired)[0] == ()
 
 
+def test_a_killed_agent_is_no_unreachable_box(box: LocalBox) -> None:
+    with box.session() as session:
+        session.facts(box.desired())
+        (agent,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        os.kill(int(agent), signal.SIGKILL)
+        with pytest.raises(BoxError, match="the agent was killed by signal 9") as caught:
+            session.facts(box.desired())
+    assert caught.value.exit_code is ExitCode.FAILED
+
+
 def test_two_runs_at_once_the_second_names_the_first(box: LocalBox) -> None:
     desired = box.desired()
     with box.session() as first, box.session() as second:
