@@ -4,7 +4,7 @@ Given FP32 logits z[0…V) of one position, all in IEEE float64 from here on:
 
 1. Penalties: z[t] −= frequency_penalty · n(t) + presence_penalty · [n(t) > 0], n(t) being how often t occurs in the
    answer so far (the prompt does not count).
-2. temperature = 0: the token is argmax z, the lowest id among equals. Done. Else z /= temperature.
+2. temperature < 1e-6: the token is argmax z, the lowest id among equals. Done. Else z /= temperature.
 3. top_k > 0: the top_k largest z stay; among equals at the edge the lower ids stay, so exactly min(top_k, V) do.
 4. p = exp(z − max z) over what stays, divided by their sum.
 5. top_p < 1: order by descending p, equals by ascending id; the shortest prefix whose running sum (added one by one)
@@ -28,6 +28,9 @@ from dataclasses import dataclass, field
 import torch
 
 from stage_runtime.link.messages import SamplingParameters, TokenLogprob
+
+# A division by less could overflow, and hardly anything but the largest logit has a chance here anyway.
+LEAST_TEMPERATURE = 1e-6
 
 _RANDOM_KEY = struct.Struct("<QII")
 
@@ -91,15 +94,16 @@ def choose(logits: torch.Tensor, parameters: SamplingParameters, counts: Counter
         counts: occurrences in the answer so far.
         position: index of the token, from 0.
     """
+    greedy = parameters.temperature < LEAST_TEMPERATURE
     penalised = bool(parameters.frequency_penalty or parameters.presence_penalty) and bool(counts)
-    if parameters.temperature == 0 and not penalised:
+    if greedy and not penalised:
         return int(logits.argmax())  # exact in FP32 already: no arithmetic happens
     z = logits.double()
     if penalised:
         ids = torch.tensor(list(counts))
         times = torch.tensor([counts[i] for i in counts], dtype=torch.float64)
         z[ids] -= parameters.frequency_penalty * times + parameters.presence_penalty
-    if parameters.temperature == 0:
+    if greedy:
         return int(z.argmax())
     z = z / parameters.temperature
     kept = _filter(z, parameters)

@@ -19,6 +19,10 @@ from stage_runtime.link.steps import PROBE_STEPS_ID, EntryStatus, Output, StepEn
 QUEUED_SEQUENCES_LIMIT = 256
 U32 = 2**32
 LARGEST_TOP_LOGPROBS = 20
+LARGEST_PENALTY = 2.0
+# Every stage hears a request's id in a control frame of its own, which has a cap; gateways draw at most 64 characters.
+REQUEST_ID_CHARACTERS = 128
+STOP_TOKENS_LIMIT = 256
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,10 @@ def request_problem(request: GenerateRequest, limits: Limits) -> str:
         return f"token ids must be below {limits.vocab_size}"
     if request.sequence_id >= PROBE_STEPS_ID:
         return f"sequence id {request.sequence_id} is reserved"
+    if len(request.request_id) > REQUEST_ID_CHARACTERS:
+        return f"a request id has at most {REQUEST_ID_CHARACTERS} characters"
+    if len(request.stop_token_ids) > STOP_TOKENS_LIMIT:
+        return f"{len(request.stop_token_ids)} stop tokens, at most {STOP_TOKENS_LIMIT}"
     return sampling_problem(request.sampling)
 
 
@@ -105,6 +113,9 @@ def sampling_problem(sampling: SamplingParameters) -> str:
         return f"temperature {sampling.temperature} is negative"
     if not 0 < sampling.top_p <= 1:
         return f"top_p {sampling.top_p} is not in (0, 1]"
+    for name, penalty in (("frequency", sampling.frequency_penalty), ("presence", sampling.presence_penalty)):
+        if abs(penalty) > LARGEST_PENALTY:
+            return f"{name}_penalty {penalty} is not in [-{LARGEST_PENALTY:g}, {LARGEST_PENALTY:g}]"
     if sampling.choice >= U32:
         return f"choice {sampling.choice} is no u32"
     if sampling.logprobs is not None and sampling.logprobs > LARGEST_TOP_LOGPROBS:
@@ -206,7 +217,10 @@ class Scheduler:
             sequence = self._active.get(result.sequence_id)
             if sequence is None:  # cancelled meanwhile
                 continue
-            if result.status is not EntryStatus.OK:
+            if result.status is EntryStatus.NOT_FINITE:
+                ended = FinishedEvent("error", "the model's logits for this text are not finite numbers")
+                deliveries.append(self._end(sequence, ended))
+            elif result.status is not EntryStatus.OK:
                 message = f"a stage is at position {result.kv_len}, not {result.position}"
                 deliveries.append(self._end(sequence, FinishedEvent("unavailable", message)))
             elif result.kind in (TokenKind.TOKEN, TokenKind.TOKEN_WITH_LOGPROB):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from stage_runtime.checkpoint.manifest import LlamaConfig
-from stage_runtime.engine.probe import Probe
+from stage_runtime.engine.probe import PROBE_TOKENS, Probe
 from stage_runtime.engine.sampling import Sampler
 from stage_runtime.link.messages import SamplingParameters
 from stage_runtime.link.steps import (
@@ -51,18 +51,22 @@ class StageEngine:
         weights: what this stage holds.
         kv_block_tokens: KV caches grow by multiples of this.
         max_sequences: most sequences open at once (the plan's; the probe's two come on top).
+        max_tokens: of one sequence, prompt and answer together (the plan's, or the probe's if that is longer).
 
     Attributes:
         kv_bytes: bytes of all KV caches.
     """
 
-    def __init__(self, config: LlamaConfig, weights: StageWeights, kv_block_tokens: int, max_sequences: int) -> None:
+    def __init__(
+        self, config: LlamaConfig, weights: StageWeights, kv_block_tokens: int, max_sequences: int, max_tokens: int
+    ) -> None:
         self.config = config
         self.kv_bytes = 0
         self._weights = weights
         self._decoder = Decoder(config, weights.layers)
         self._kv_block_tokens = kv_block_tokens
         self._max_sequences = max_sequences
+        self._max_tokens = max(max_tokens, PROBE_TOKENS)
         self._sequences: dict[int, _Sequence] = {}
         self._probe = Probe()
 
@@ -114,6 +118,9 @@ class StageEngine:
         """Run the own layers over a micro-batch.
 
         Entries whose position is not this stage's KV length are not computed; they go on without rows and say so.
+
+        Raises:
+            EngineError: a sequence would become longer than any may.
         """
         hidden = _from_bytes(step)
         entries: list[StepEntry] = []
@@ -123,6 +130,8 @@ class StageEngine:
         for entry in step.entries:
             rows = hidden[start : start + entry.rows]
             start += entry.rows
+            if entry.position + entry.rows > self._max_tokens:
+                raise EngineError(f"sequence {entry.sequence_id} with more than {self._max_tokens} tokens")
             sequence = self._sequences.get(entry.sequence_id)
             kv_len = sequence.cache.length if sequence else 0
             if entry.status is EntryStatus.OK and (sequence is None or kv_len != entry.position):
@@ -174,6 +183,8 @@ class StageEngine:
         sequence = self._sequences.get(entry.sequence_id)
         if sequence is None:  # cancelled while its step was on its way back to the head
             return TokenResult(entry.sequence_id, entry.position, TokenKind.NOTHING)
+        if not bool(logits[-1].isfinite().all()):
+            return TokenResult(entry.sequence_id, entry.position, TokenKind.NOTHING, EntryStatus.NOT_FINITE)
         sample = sequence.sampler.next_token(logits[-1])
         kind = TokenKind.TOKEN if sample.logprob is None else TokenKind.TOKEN_WITH_LOGPROB
         return TokenResult(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from stage_runtime.link.frames import Frame, FrameError, FrameType, encode_frame, read_frame
 from stage_runtime.link.messages import Hello
-from stage_runtime.link.tasks import within
 
 READ_BUFFER_BYTES = 1024 * 1024
 WRITE_BUFFER_BYTES = 8 * 1024 * 1024  # a few prefill chunks may wait for a busy neighbour before sending blocks
@@ -115,19 +114,6 @@ class Link:
             self.closed_reason = reason
             self._closed.set()
             self._keepalive.cancel()
-            self._writer.transport.abort()
-
-    async def close_politely(self, reason: str) -> None:
-        """End the link after what was queued has been sent (for at most the silence deadline)."""
-        if self.closed_reason:
-            return
-        self.closed_reason = reason
-        self._closed.set()
-        self._keepalive.cancel()
-        self._writer.close()
-        try:
-            await within(self._timing.silence_seconds, self._writer.wait_closed())
-        except (OSError, asyncio.TimeoutError):
             self._writer.transport.abort()
 
     async def wait_closed(self) -> None:

@@ -26,10 +26,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class Notice:
-    """News for the first stage: `kind` "unreachable" (the ring can't close), "draining" or "failed"."""
+    """News for the first stage: `kind` "unreachable" (the ring can't close) or "draining" (the box stops)."""
 
     box: str
-    kind: Literal["unreachable", "draining", "failed"]
+    kind: Literal["unreachable", "draining"]
     text: str
 
 

@@ -19,6 +19,9 @@ from stage_runtime.link.tls import TlsIdentity, server_name
 log = logging.getLogger(__name__)
 
 ACCEPT_RETRY_SECONDS = 0.1
+# Connections that have not become links: a stranger may open any number and say nothing. The oldest goes first, so that
+# a neighbour, who needs milliseconds, still gets through.
+HANDSHAKES_AT_ONCE = 128
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ class LinkServer:
         self._on_refused = on_refused
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], str] = {}  # oldest first, with the peer's address
 
     def start(self, host: str, port: int) -> None:
         """Start to listen.
@@ -152,13 +156,15 @@ class LinkServer:
             raise RuntimeError("not listening")
         return int(self._socket.getsockname()[1])
 
-    def _own(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _own(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._handshakes.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a link's handler failed", exc_info=error)
 
@@ -171,7 +177,13 @@ class LinkServer:
                 self._on_refused("?", f"accept: {error}")
                 await asyncio.sleep(ACCEPT_RETRY_SECONDS)
                 continue
-            self._own(self._serve(connection, f"{address[0]}:{address[1]}", context))
+            if len(self._handshakes) >= HANDSHAKES_AT_ONCE:
+                oldest = next(iter(self._handshakes))
+                self._on_refused(self._handshakes.pop(oldest), f"{HANDSHAKES_AT_ONCE} newer connections say nothing")
+                oldest.cancel()
+            peer = f"{address[0]}:{address[1]}"
+            task = self._own(self._serve(connection, peer, context))
+            self._handshakes[task] = peer
 
     async def _connect(self, connection: socket.socket, context: ssl.SSLContext) -> Link:
         loop = asyncio.get_running_loop()
@@ -194,9 +206,13 @@ class LinkServer:
         try:
             link = await self._connect(connection, context)
         except LinkError as error:
-            connection.close()
+            # the connection is its transport's to close: a descriptor closed here could be a new link's by the time
+            # that the transport lets go of it
             self._on_refused(address, str(error))
             return
+        task = asyncio.current_task()
+        if task is not None:
+            self._handshakes.pop(task, None)
         try:
             await self._handle(link)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from stage_runtime.link.connection import Link, LinkError, LinkTiming
@@ -11,6 +12,11 @@ from stage_runtime.link.frames import Frame, FrameError, FrameType, encode_frame
 from stage_runtime.link.messages import Hello
 from stage_runtime.link.tasks import within
 from stage_runtime.link.tls import PeerIdentity, peer_identity
+
+log = logging.getLogger(__name__)
+
+# A reason quotes what the peer said, which may be as long as a frame; the answer must fit one too.
+REASON_CHARACTERS = 2000
 
 
 def hello_problem(own: Hello, peer: Hello, identity: PeerIdentity | None) -> str:
@@ -52,21 +58,29 @@ async def _read_hello(reader: asyncio.StreamReader) -> Hello:
 
 async def _exchange(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, own: Hello, check: HelloCheck, *, dialled: bool
-) -> Hello:
+) -> tuple[Hello, str]:
+    """The peer's Hello, and why it is refused (empty if it is not)."""
     hello = encode_frame(Frame(FrameType.HELLO, encode_control(own), own.epoch))
     if dialled:
         writer.write(hello)
     peer = await _read_hello(reader)
     problem = hello_problem(own, peer, peer_identity(writer.get_extra_info("ssl_object"))) or check(peer)
-    if problem:
-        writer.write(encode_frame(Frame(FrameType.REFUSED, encode_control(Refused(problem)), own.epoch)))
-        await writer.drain()
-        writer.close()
-        raise LinkError(f"refused {peer.box}: {problem}")
-    if not dialled:
+    if not dialled and not problem:
         writer.write(hello)
     await writer.drain()
-    return peer
+    return peer, problem[:REASON_CHARACTERS]
+
+
+async def _refuse(writer: asyncio.StreamWriter, own: Hello, problem: str, timing: LinkTiming) -> None:
+    """Say why, and end the connection: politely, so that the reason arrives, but for no longer than a handshake."""
+    try:
+        writer.write(encode_frame(Frame(FrameType.REFUSED, encode_control(Refused(problem)), own.epoch)))
+        writer.close()
+        await within(timing.handshake_seconds, writer.wait_closed())
+    except (OSError, asyncio.TimeoutError) as error:
+        log.debug("a refused peer did not close: %r", error)
+    finally:
+        writer.transport.abort()
 
 
 async def shake_hands(
@@ -84,7 +98,7 @@ async def shake_hands(
         LinkError: refused by either side, no Hello in time, or bytes that are no frame. The connection is closed.
     """
     try:
-        peer = await within(timing.handshake_seconds, _exchange(reader, writer, own, check, dialled=dialled))
+        peer, problem = await within(timing.handshake_seconds, _exchange(reader, writer, own, check, dialled=dialled))
     except asyncio.TimeoutError:
         writer.transport.abort()
         raise LinkError(f"no hello within {timing.handshake_seconds:g} s") from None
@@ -92,7 +106,9 @@ async def shake_hands(
         writer.transport.abort()
         raise LinkError(f"handshake: {error or type(error).__name__}") from None
     except (LinkError, asyncio.CancelledError):
-        if not writer.is_closing():
-            writer.transport.abort()
+        writer.transport.abort()
         raise
+    if problem:
+        await _refuse(writer, own, problem, timing)
+        raise LinkError(f"refused {peer.box}: {problem}")
     return Link(reader, writer, peer, timing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -47,6 +48,7 @@ class EntryStatus(IntEnum):
 
     OK = 0
     POSITION_DIFFERS = 1  # a stage's KV cache has another length: `kv_len` says which
+    NOT_FINITE = 2  # the model's logits are infinite or no numbers
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def decode_step(body: bytes, hidden_size: int) -> Step:
     """Parse a STEP or OUTPUT body for a model of this hidden size.
 
     Raises:
-        FrameError: lengths, codes or the hidden size do not fit.
+        FrameError: lengths, codes or the hidden size do not fit, or a sequence occurs twice.
     """
     try:
         count, limit, dtype, columns = _STEP_HEAD.unpack_from(body)
@@ -145,6 +147,8 @@ def decode_step(body: bytes, hidden_size: int) -> Step:
         step = Step(entries, body[start:], columns, limit, WireDtype(dtype))
     except (struct.error, ValueError) as error:
         raise FrameError(f"step: {error}") from None
+    if len({entry.sequence_id for entry in entries}) != count:
+        raise FrameError("a sequence occurs twice in one micro-batch")
     if columns != hidden_size:
         raise FrameError(f"hidden size {columns}, expected {hidden_size}")
     expected = sum(entry.rows for entry in entries) * columns * step.dtype.size_bytes
@@ -166,11 +170,19 @@ def encode_tokens(tokens: Tokens) -> bytes:
     return b"".join(parts)
 
 
+def _check_finite(result: TokenResult) -> None:
+    """Gateways get these numbers as JSON, which has no infinities; the probe's own value may be infinite."""
+    if not all(math.isfinite(other.logprob) for other in result.alternatives) or not (
+        math.isfinite(result.value) or (result.kind is TokenKind.PROBE and result.value == math.inf)
+    ):
+        raise FrameError(f"a value of sequence {result.sequence_id} is not finite")
+
+
 def decode_tokens(body: bytes) -> Tokens:
     """Parse a TOKENS body.
 
     Raises:
-        FrameError: lengths or codes do not fit.
+        FrameError: lengths or codes do not fit, or a log-probability is not finite.
     """
     results = []
     try:
@@ -186,9 +198,9 @@ def decode_tokens(body: bytes) -> Tokens:
                 raise FrameError(f"{alternatives} alternatives in a body of {len(body)} bytes")
             others = tuple(TokenLogprob(t, p) for t, p in _ALTERNATIVE.iter_unpack(body[offset:end]))
             offset = end
-            results.append(
-                TokenResult(sequence, position, TokenKind(kind), EntryStatus(status), kv_len, token, value, others)
-            )
+            result = TokenResult(sequence, position, TokenKind(kind), EntryStatus(status), kv_len, token, value, others)
+            _check_finite(result)
+            results.append(result)
     except (struct.error, ValueError) as error:
         raise FrameError(f"tokens: {error}") from None
     if offset != len(body):

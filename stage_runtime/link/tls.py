@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ class TlsIdentity:
     certificate: Path
     key: Path
     clock_synchronised_file: Path | None = None
-    _contexts: list[ssl.SSLContext] = field(default_factory=list, repr=False)
+    # weak: every dial makes one, and a box whose clock is never known to be right dials for years
+    _contexts: weakref.WeakSet[ssl.SSLContext] = field(default_factory=weakref.WeakSet, repr=False)
 
     @property
     def clock_synchronised(self) -> bool:
@@ -93,5 +95,5 @@ class TlsIdentity:
         context.load_cert_chain(self.certificate, self.key)
         if not self.clock_synchronised:
             context.verify_flags |= X509_V_FLAG_NO_CHECK_TIME
-            self._contexts.append(context)
+            self._contexts.add(context)
         return context

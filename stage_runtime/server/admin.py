@@ -69,7 +69,7 @@ class AdminServer:
         match request:
             case {"op": "health"}:
                 return self._state.health()
-            case {"op": "batch-limit", "sequences": int(sequences)} if sequences >= 1:
+            case {"op": "batch-limit", "sequences": int(sequences)} if sequences >= 1 and sequences is not True:
                 self._state.batch_limit = min(sequences, self._state.config.max_batch_sequences)
                 return {"batch_limit_sequences": self._state.batch_limit}
         return {"error": 'expected {"op": "health"} or {"op": "batch-limit", "sequences": n} with n ≥ 1'}

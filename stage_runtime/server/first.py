@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 
-from stage_runtime.engine.probe import EXACT_LARGEST_LOGIT_DIFFERENCE, PROBE_TOKENS, probe_token_ids
 from stage_runtime.engine.scheduler import Delivery, Limits, Scheduler
 from stage_runtime.engine.stage import EngineError, StageEngine
 from stage_runtime.link.backoff import Backoff
@@ -14,21 +13,18 @@ from stage_runtime.link.connection import Link, LinkError
 from stage_runtime.link.control import Notice, decode_control
 from stage_runtime.link.endpoints import BoxAddress, LinkSettings, dial
 from stage_runtime.link.frames import FrameError, FrameType
-from stage_runtime.link.messages import FinishedEvent, GenerateRequest, PipelineStatus, SamplingParameters
-from stage_runtime.link.steps import PROBE_STEPS_ID, PROBE_WHOLE_ID, Output, StepEntry, TokenKind
+from stage_runtime.link.messages import FinishedEvent, GenerateRequest, PipelineStatus
+from stage_runtime.link.steps import TokenKind
 from stage_runtime.link.tasks import until_first_ends, within
-from stage_runtime.server.follower import RING_KEY, probe_failure, ring_hello
+from stage_runtime.server.follower import RING_KEY, ring_hello
 from stage_runtime.server.gateways import Gateways
 from stage_runtime.server.pipe import Pipe
+from stage_runtime.server.probe import ProbeError, probe_problem, run_probe
 from stage_runtime.server.state import StageState
 
 log = logging.getLogger(__name__)
 
 STATUS_PERIOD_SECONDS = 1.0
-
-
-class ProbeError(Exception):
-    """The ring's probe did not pass; the message says by how much."""
 
 
 class FirstStage:
@@ -133,7 +129,7 @@ class FirstStage:
             reason=reason,
             epoch=state.config.epoch,
             policy=state.config.plan.policy,
-            largest_logit_difference=state.largest_logit_difference,
+            largest_logit_difference=state.finite_logit_difference,
             active_sequences=self.scheduler.active_sequences,
             queued_sequences=self.scheduler.queued_sequences,
             tokens_per_second=state.tokens.per_second(),
@@ -193,6 +189,9 @@ class FirstStage:
         except (LinkError, FrameError, EngineError, ProbeError) as error:
             reason = str(error)
             raise
+        except Exception as error:  # a bug: it ends the process, the gateways hear of it before
+            reason = f"a bug of {self._settings.own.box}: {error!r}"
+            raise
         finally:
             await self._end_session(successor, reason)
 
@@ -241,10 +240,10 @@ class FirstStage:
         """Probe, then schedule until cancelled."""
         self._state.rings_formed += 1
         self._state.enter("loaded", "the ring's probe runs")
-        difference = await self._probe(pipe)
+        difference = await run_probe(pipe, self._wake, self._engine.config.vocab_size, self._stages)
         self._state.largest_logit_difference = difference
-        if not difference <= EXACT_LARGEST_LOGIT_DIFFERENCE:
-            raise ProbeError(probe_failure(difference))
+        if problem := probe_problem(difference):
+            raise ProbeError(problem)
         await pipe.announce_ready(difference)
         backoff.reset()
         self._state.enter("ready")
@@ -277,27 +276,3 @@ class FirstStage:
         self._state.rows += len(batch.token_ids)
         await pipe.submit(batch.entries, batch.token_ids, self._state.batch_limit)
         return True
-
-    async def _probe(self, pipe: Pipe) -> float:
-        """Largest logit difference between 64 fixed tokens at once and one by one; also the ring's warm-up."""
-        ids = probe_token_ids(self._engine.config.vocab_size)
-        largest = 0.0
-        for sequence_id in (PROBE_WHOLE_ID, PROBE_STEPS_ID):
-            await pipe.open(sequence_id, "probe", SamplingParameters())
-        steps = [(StepEntry(PROBE_WHOLE_ID, 0, PROBE_TOKENS, Output.ALL), ids)]
-        steps += [(StepEntry(PROBE_STEPS_ID, i, 1, Output.ALL), [token]) for i, token in enumerate(ids)]
-        # the tokens are known, so steps follow each other without waiting for answers
-        while steps or pipe.in_flight:
-            if pipe.has_returned:
-                for result in (await pipe.collect()).results:
-                    if result.kind is not TokenKind.PROBE:
-                        raise EngineError(f"the probe came back as {result}")
-                    largest = max(largest, result.value)
-            elif steps and pipe.in_flight < self._stages:
-                entry, tokens = steps.pop(0)
-                await pipe.submit((entry,), tokens, self._state.batch_limit)
-            else:
-                await self._wake.wait()
-                self._wake.clear()
-        await pipe.free((PROBE_WHOLE_ID, PROBE_STEPS_ID))
-        return largest

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from stage_runtime.engine.probe import EXACT_LARGEST_LOGIT_DIFFERENCE
 from stage_runtime.engine.stage import EngineError, StageEngine
 from stage_runtime.link.backoff import Backoff
 from stage_runtime.link.connection import Link, LinkError
@@ -17,6 +16,7 @@ from stage_runtime.link.frames import Frame, FrameError, FrameType
 from stage_runtime.link.messages import Hello
 from stage_runtime.link.steps import Output, Step, TokenKind, decode_step, encode_step, encode_tokens
 from stage_runtime.link.tasks import until_first_ends, within
+from stage_runtime.server.probe import probe_problem
 from stage_runtime.server.state import StageState
 
 log = logging.getLogger(__name__)
@@ -112,6 +112,9 @@ class Follower:
         except (LinkError, FrameError, EngineError) as error:
             reason = str(error)
             log.warning("ring %s is broken: %s", ring, reason)
+        except Exception as error:  # a bug: the listener logs it, the neighbours hear of it
+            reason = f"a bug of {self._settings.own.box}: {error!r}"
+            raise
         finally:
             predecessor.close(reason)
             if successor.done() and not successor.cancelled():
@@ -206,16 +209,8 @@ class Follower:
 
     def _judge_probe(self, difference: float) -> None:
         self._state.largest_logit_difference = difference
-        if difference > EXACT_LARGEST_LOGIT_DIFFERENCE:
-            self._state.enter("failed", probe_failure(difference))
+        if problem := probe_problem(difference):
+            self._state.enter("failed", problem)
 
     def _frame(self, kind: FrameType, body: bytes, micro_batch: int = 0) -> Frame:
         return Frame(kind, body, self._settings.own.epoch, micro_batch)
-
-
-def probe_failure(difference: float) -> str:
-    """Why policy `exact` is refused."""
-    return (
-        f"policy exact is refused: the ring's probe found logits {difference:.2e} apart between a prefill and "
-        f"single tokens, at most {EXACT_LARGEST_LOGIT_DIFFERENCE:.0e} is allowed"
-    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from stage_runtime.engine.stage import StageEngine
 from stage_runtime.link.connection import Link, LinkError
@@ -14,6 +15,19 @@ from stage_runtime.link.steps import Step, StepEntry, Tokens, decode_step, decod
 from stage_runtime.server.compute import ComputeThread
 
 U32 = 2**32
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A micro-batch in flight: its number, and (sequence, position) of its entries."""
+
+    number: int
+    entries: tuple[tuple[int, int], ...]
+
+    def compare(self, returned: Iterable[tuple[int, int]]) -> None:
+        """Raise FrameError unless the same entries came back; one that is missing would wait for ever."""
+        if tuple(returned) != self.entries:
+            raise FrameError(f"micro-batch {self.number} came back with other entries than it was sent with")
 
 
 class Pipe:
@@ -44,8 +58,8 @@ class Pipe:
         self._predecessor = predecessor
         self._on_return = on_return
         self._next_number = 0
-        self._sent: deque[int] = deque()  # numbers of micro-batches in flight, oldest first
-        self._returned: deque[Tokens | Frame] = deque()
+        self._sent: deque[_Sent] = deque()  # micro-batches in flight, oldest first
+        self._returned: deque[Tokens | tuple[_Sent, Frame]] = deque()
 
     @property
     def in_flight(self) -> int:
@@ -78,21 +92,27 @@ class Pipe:
             return
         step = await self._compute.run(self._first_part, entries, token_ids, batch_limit)
         self._next_number = (self._next_number + 1) % U32
-        self._sent.append(self._next_number)
+        self._sent.append(_Sent(self._next_number, tuple((e.sequence_id, e.position) for e in entries)))
         await self._send(FrameType.STEP, encode_step(step), self._next_number)
 
     async def collect(self) -> Tokens:
         """The oldest micro-batch that came back, with its tokens sampled.
 
         Raises:
-            FrameError: its body is malformed.
+            FrameError: its body is malformed, or not the answer to what was sent.
         """
         returned = self._returned.popleft()
         if isinstance(returned, Tokens):
             return returned
-        if returned.type is FrameType.TOKENS:
-            return decode_tokens(returned.body)
-        step = decode_step(returned.body, self._engine.config.hidden_size)
+        sent, frame = returned
+        if frame.type is FrameType.TOKENS:
+            tokens = decode_tokens(frame.body)
+            sent.compare((result.sequence_id, result.position) for result in tokens.results)
+            if any(result.token_id >= self._engine.config.vocab_size for result in tokens.results):
+                raise FrameError(f"micro-batch {sent.number} came back with tokens outside the vocabulary")
+            return tokens
+        step = decode_step(frame.body, self._engine.config.hidden_size)
+        sent.compare((entry.sequence_id, entry.position) for entry in step.entries)
         return await self._compute.run(self._engine.head, step)
 
     async def receive(self) -> None:
@@ -107,9 +127,9 @@ class Pipe:
             frame = await self._predecessor.receive()
             if frame.type not in (FrameType.OUTPUT, FrameType.TOKENS) or frame.epoch != self._epoch:
                 raise FrameError(f"{frame.type.name} of epoch {frame.epoch} from the last stage")
-            if not self._sent or frame.micro_batch != self._sent.popleft():
+            if not self._sent or frame.micro_batch != self._sent[0].number:
                 raise FrameError(f"micro-batch {frame.micro_batch} came back out of order")
-            self._returned.append(frame)
+            self._returned.append((self._sent.popleft(), frame))
             self._on_return()
 
     async def _send(self, kind: FrameType, body: bytes, micro_batch: int = 0) -> None:

@@ -130,7 +130,10 @@ class StageProcess:
         return state.engine
 
     def _engine(self, manifest: ModelManifest, weights: StageWeights) -> StageEngine:
-        return StageEngine(manifest.config, weights, self.config.kv_block_tokens, self.config.plan.max_sequences)
+        config, plan = self.config, self.config.plan
+        return StageEngine(
+            manifest.config, weights, config.kv_block_tokens, plan.max_sequences, plan.max_tokens_per_sequence
+        )
 
     def _make_role(self, settings: LinkSettings, engine: StageEngine) -> FirstStage | Follower:
         boxes = [stage.box for stage in self.config.plan.stages]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -90,6 +91,12 @@ class StageState:
         log.info("state %s%s", state, f": {reason}" if reason else "", extra={"state": state})
 
     @property
+    def finite_logit_difference(self) -> float | None:
+        """`largest_logit_difference` for JSON, which has no infinities; `reason` says so where it is infinite."""
+        difference = self.largest_logit_difference
+        return difference if difference is not None and math.isfinite(difference) else None
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of all KV caches here."""
         return self.engine.kv_bytes if self.engine else 0
@@ -118,7 +125,7 @@ class StageState:
             "rss_bytes": psutil.Process().memory_info().rss,
             "tokens_per_second": self.tokens.per_second(),
             "batch_limit_sequences": self.batch_limit,
-            "largest_logit_difference": self.largest_logit_difference,
+            "largest_logit_difference": self.finite_logit_difference,
             "clock_synchronised": self.config.tls.clock_synchronised,
             "timings_seconds": {"load": self.load_seconds, "warm_up": self.warm_up_seconds},
         }

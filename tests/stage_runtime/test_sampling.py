@@ -133,3 +133,11 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     assert only_chosen.logprob is not None
     assert only_chosen.alternatives == ()
     assert Sampler(SamplingParameters()).next_token(logits).logprob is None
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-7])
+def test_temperatures_too_small_to_divide_by_are_greedy(temperature: float) -> None:
+    logits = torch.tensor([3e38, -3e38, 3.1e38, 0.0])
+    chosen = SamplingParameters(temperature=temperature, seed=3)
+    assert choose(logits, chosen, Counter(), 0) == 2
+    assert choose(logits, replace(chosen, presence_penalty=1.0), Counter([0]), 1) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,18 @@ class TinyModel:
 
 
 def make_model(
-    directory: Path, *, tied: bool, dtype: torch.dtype = torch.float16, rope_scaling: dict[str, Any] | None = None
+    directory: Path,
+    *,
+    tied: bool,
+    dtype: torch.dtype = torch.float16,
+    rope_scaling: dict[str, Any] | None = None,
+    adapt: Callable[[LlamaForCausalLM], object] = lambda model: None,
 ) -> TinyModel:
-    """Write the model; the reference computes in FP32 on exactly the values in the files."""
+    """Write the model; the reference computes in FP32 on exactly the values in the files.
+
+    Args:
+        adapt: changes the random weights before they are written.
+    """
     torch.manual_seed(7)
     config = LlamaConfig(
         hidden_size=64,
@@ -70,6 +80,7 @@ def make_model(
     )
     reference = LlamaForCausalLM(config).eval()
     with torch.no_grad():
+        adapt(reference)
         for parameter in reference.parameters():
             parameter.copy_(parameter.to(dtype).float())
     tensors = {name: value.to(dtype).contiguous().clone() for name, value in reference.state_dict().items()}
