@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import io
 import os
@@ -32,21 +31,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "gateway": ("fleet.cli.gateway", "Run the gateway (started by supervisord on the control box)."),
     "docs": ("fleet.cli.docs", "Print reference pages generated from the code."),
     "down": ("fleet.cli.down", "Stop everything of a local site."),
-}
-
-# what the operator's machine is to blame for, not fleet
-MACHINE_ERRORS = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EIO,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.EMFILE,
 }
 
 EXAMPLES = """
@@ -149,6 +133,8 @@ def _run(argv: list[str] | None) -> int:
         click.echo("fleet: interrupted", err=True)
         return int(ExitCode.INTERRUPTED)
     except OSError as error:
+        from fleet.provision.agent.main import MACHINE_ERRORS
+
         if error.errno not in MACHINE_ERRORS:
             return _bug(error)
         place = f"{error.filename}: " if error.filename else ""

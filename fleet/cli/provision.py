@@ -62,6 +62,7 @@ def provision(
     from fleet.inventory.loader import load_site
     from fleet.inventory.patterns import select
     from fleet.planning.site import plan_site
+    from fleet.provision.pki import load_authority
     from fleet.provision.render_bundle import BundleView
     from fleet.provision.render_etc import external_pipelines
     from fleet.provision.rollout import RolloutOptions, prepare, roll_out
@@ -83,6 +84,9 @@ def provision(
     for name in external_pipelines(site_file):
         progress(f"pipeline {name}: its server is external, this version neither starts nor watches it")
     with contextlib.nullcontext() if check else site_lock(site_file.state_directory):
+        if not check and load_authority(site_file.state_directory, site_file.site.site) is None:
+            where = site_file.state_directory / "ca"
+            progress(f"making the site CA in {where}: keep a copy; without it every box gets a new certificate")
         prepared = prepare(site_file, bundle, plan, keep=not check)
         doing = "comparing" if check else "provisioning"
         progress(f"{site_file.site.site}: {doing} {len(boxes)} of {len(site_file.site.boxes)} boxes")

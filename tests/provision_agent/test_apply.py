@@ -235,3 +235,11 @@ def test_stop_ends_every_process(box: LocalBox) -> None:
     changes, result = box.provision(desired)
     assert result is not None
     assert {one.kind for one in changes} == {"supervisor", "program"}
+
+
+def test_a_file_in_the_place_of_a_parent_directory_is_named_without_a_traceback(box: LocalBox) -> None:
+    box.prefix.parent.write_text("in the way")
+    with pytest.raises(BoxError, match=f"{box.prefix.parent}.*Not a directory") as caught:
+        box.provision(box.desired())
+    assert caught.value.detail == ""
+    assert f"ls -ld {box.prefix}" in caught.value.hint or f"ls -ld {box.prefix.parent}" in caught.value.hint

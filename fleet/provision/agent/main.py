@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
 import sys
 import traceback
 from typing import Any, BinaryIO
@@ -12,6 +14,21 @@ from fleet.provision.agent.apply import Application
 from fleet.provision.agent.errors import AgentError
 from fleet.provision.agent.peer import Peer
 from fleet.provision.agent.wire import Message, Reader, Writer
+
+# a disk that is full, read-only or broken, or something else in a path's place: the box's trouble, not a bug of ours
+MACHINE_ERRORS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EMFILE,
+}
 
 
 class Agent:
@@ -68,14 +85,14 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         pass  # the operator is done, or gone
     except AgentError as error:
         peer.send(_error(error.kind, error.step, error.message, error.hint, error.detail))
-    except OSError as error:  # the disk is full, read-only or broken: the box's trouble, not a bug
-        place = f"{error.filename}: " if error.filename else ""
-        message = f"{place}{error.strerror or error}"
-        hint = "look at the box's disk: df -h; dmesg | tail"
-        peer.send(_error("failed", peer.present_step, message, hint, traceback.format_exc()))
-    except Exception as error:  # a bug of ours: the operator's side writes it to a file
-        message = f"{type(error).__name__}: {error}"
-        peer.send(_error("bug", peer.present_step, message, "", traceback.format_exc()))
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+            place = f"{error.filename}: " if error.filename else ""
+            hint = f"on the box: df -h; dmesg | tail; ls -ld {shlex.quote(str(error.filename or '/'))}"
+            peer.send(_error("failed", peer.present_step, f"{place}{error.strerror}", hint, ""))
+        else:  # a bug of ours: the operator's side writes it to a file
+            message = f"{type(error).__name__}: {error}"
+            peer.send(_error("bug", peer.present_step, message, "", traceback.format_exc()))
     finally:
         peer.close()
 
