@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import re
 from dataclasses import dataclass
 
+from fleet.errors import ExitCode, FleetError
 from fleet.inventory.sitefile import SiteFile
 
+REFUSED_IN_PREFIX = re.compile('[:"\x00-\x1f\x7f]')
 SERVICE_USER = "fleet"
 RUN_DIRECTORY = "/run/fleet"
 LOG_DIRECTORY = "/var/log/fleet"
@@ -100,6 +103,24 @@ def layout_of(site_file: SiteFile, box: str, uid: int) -> BoxLayout:
     if site_file.site.boxes[box].connection == "local":
         return BoxLayout(prefix, f"{local_run_root(site_file, uid)}/{box}", None)
     return BoxLayout(prefix, RUN_DIRECTORY, SERVICE_USER)
+
+
+def check_local_prefix(site_file: SiteFile) -> None:
+    """Refuse a local site's root that programs could not be started from: PYTHONPATH is split at colons, and
+    supervisor's format cannot express the others.
+
+    Raises:
+        FleetError: names the character.
+    """
+    root = str(site_file.resolve(site_file.site.prefix))
+    local = any(box.connection == "local" for box in site_file.site.boxes.values())
+    bad = REFUSED_IN_PREFIX.search(root)
+    if local and bad:
+        raise FleetError(
+            f"{site_file.file}: prefix: {root!r} has a {bad.group()!r}, which no program's environment can hold",
+            hint="set prefix in the inventory to a directory without it, e.g. prefix: /var/tmp/fleet",
+            exit_code=ExitCode.INVALID_INVENTORY,
+        )
 
 
 def local_run_root(site_file: SiteFile, uid: int) -> str:

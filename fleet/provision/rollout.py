@@ -26,7 +26,7 @@ from fleet.provision.release import read_library
 from fleet.provision.render import RenderInputs, needs_cores, render
 from fleet.provision.render_bundle import BundleView
 from fleet.provision.render_etc import external_pipelines
-from fleet.provision.render_layout import server_name
+from fleet.provision.render_layout import check_local_prefix, server_name
 from fleet.provision.rollout_checks import check_box
 from fleet.provision.rollout_gate import HealthTarget, wait_until_ready
 from fleet.provision.rollout_state import (
@@ -94,8 +94,9 @@ def prepare(site_file: SiteFile, bundle: BundleView, wanted: Plan, *, keep: bool
         keep: False with `--check`: nothing is made, nothing is written.
 
     Raises:
-        FleetError: damaged state directory, wrong clock, no free port, unreadable wheel.
+        FleetError: a prefix that cannot work, damaged state directory, wrong clock, no free port, unreadable wheel.
     """
+    check_local_prefix(site_file)
     state = site_file.state_directory
     name = site_file.site.site
     library = read_library(bundle.wheel_path)

@@ -23,6 +23,7 @@ from fleet.provision.pki import ensure_authority
 from fleet.provision.ports import choose_ports, is_free, site_ports
 from fleet.provision.release import digest_of, read_library
 from fleet.provision.render import render
+from fleet.provision.render_layout import check_local_prefix
 from fleet.provision.rollout import gate_skipped
 from fleet.provision.rollout_checks import check_box
 from fleet.provision.rollout_down import require_local
@@ -260,6 +261,16 @@ def test_a_damaged_api_key_and_a_damaged_half_made_ca_are_named(tmp_path: Path) 
     write_private(state / "ca" / "ca.key", b"not a key")
     with pytest.raises(FleetError, match=r"ca\.key: not readable as a private key"):
         ensure_authority(state, "tiny")
+
+
+@pytest.mark.parametrize("character", [":", '"', "\t"])
+def test_a_prefix_that_no_program_could_start_from_is_refused(tmp_path: Path, character: str) -> None:
+    directory = tmp_path / f"a{character}b"
+    directory.mkdir()
+    with pytest.raises(FleetError, match="which no program's environment can hold") as caught:
+        check_local_prefix(write_site(directory, connection="local"))
+    assert caught.value.exit_code is ExitCode.INVALID_INVENTORY
+    check_local_prefix(write_site(directory, connection="ssh"))
 
 
 def test_failures_are_remembered_for_the_next_limit(tmp_path: Path) -> None:
