@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import ExitCode, FleetError
+from stage_runtime.link.section import PROBLEM_CHARACTERS, Section
 from stage_runtime.link.tls import TlsIdentity
 
 CONFIG_SCHEMA = 1
@@ -77,77 +78,76 @@ def load_config(path: Path) -> GatewayConfig:
     """Read gateway.json.
 
     Raises:
-        FleetError: not readable, not JSON, another schema, a field missing or of the wrong type.
+        FleetError: not readable, not JSON, another schema, a key missing or of the wrong type or value.
     """
     try:
         with path.open("rb") as file:
             data = json.loads(file.read(MAX_CONFIG_BYTES))
         return parse_config(data)
     except OSError as error:
-        raise _bad(path, f"cannot read it: {error.strerror}") from None
-    except KeyError as error:
-        raise _bad(path, f"field {error} is missing") from None
-    except (AttributeError, TypeError, ValueError) as error:  # ValueError covers JSON and schema
-        raise _bad(path, str(error)) from None
-
-
-def _bad(path: Path, reason: str) -> FleetError:
-    return FleetError(
-        f"{path}: {reason}",
+        reason = f"cannot read it: {error.strerror}"
+    except RecursionError:
+        reason = "no JSON: nested too deeply"
+    except ValueError as error:  # covers JSON and what `parse_config` raises
+        reason = str(error)
+    raise FleetError(
+        f"{path}: {reason[:PROBLEM_CHARACTERS]}",
         hint="write the configuration anew: fleet provision",
         exit_code=ExitCode.INVALID_INVENTORY,
     )
 
 
-def parse_config(data: dict[str, Any]) -> GatewayConfig:
+def parse_config(data: Any) -> GatewayConfig:
     """The typed configuration of a decoded gateway.json.
 
     Raises:
-        KeyError, TypeError, ValueError: a field is missing or wrong.
+        ValueError: a key is missing or wrong; names it.
     """
-    if data["schema"] != CONFIG_SCHEMA:
-        raise ValueError(f"schema {data['schema']!r}, expected {CONFIG_SCHEMA}")
-    tls = data["tls"]
-    loopback = None if data.get("loopback") is None else _address(data["loopback"])
+    whole = Section(data)
+    if (schema := whole.integer("schema", 0)) != CONFIG_SCHEMA:
+        raise ValueError(f"schema {schema!r}, expected {CONFIG_SCHEMA}")
+    tls = whole.section("tls")
+    loopback = _listener(whole.section("loopback")) if whole.optional("loopback") else None
     if loopback is not None and loopback.host not in ("127.0.0.1", "::1"):
         raise ValueError(f"loopback.host {loopback.host!r}: plain HTTP is served on 127.0.0.1 or ::1 only")
+    pipelines, timing = whole.section("pipelines"), whole.section("timing")
+    if not pipelines.names():
+        raise ValueError("pipelines: expected at least one")
     return GatewayConfig(
-        site=str(data["site"]),
-        box=str(data["box"]),
-        pipelines=tuple(_pipeline(name, entry) for name, entry in data["pipelines"].items()),
-        listen=_address(data["listen"]),
+        site=whole.text("site"),
+        box=whole.text("box"),
+        pipelines=tuple(_pipeline(name, pipelines.section(name)) for name in pipelines.names()),
+        listen=_listener(whole.section("listen")),
         loopback=loopback,
         tls=TlsIdentity(
-            Path(tls["ca"]), Path(tls["certificate"]), Path(tls["key"]), _path(data.get("clock_synchronised_file"))
+            tls.path("ca"), tls.path("certificate"), tls.path("key"), whole.optional_path("clock_synchronised_file")
         ),
-        api_keys_file=Path(data["api_keys_file"]),
-        journal_directory=_path(data.get("journal_directory")),
-        max_queued_requests=int(data["max_queued_requests"]),
-        request_timeout_seconds=float(data["request_timeout_seconds"]),
-        first_token_timeout_seconds=float(data["first_token_timeout_seconds"]),
-        timing={name: float(value) for name, value in data["timing"].items()},
+        api_keys_file=whole.path("api_keys_file"),
+        journal_directory=whole.optional_path("journal_directory"),
+        max_queued_requests=whole.integer("max_queued_requests", 0),
+        request_timeout_seconds=whole.seconds("request_timeout_seconds"),
+        first_token_timeout_seconds=whole.seconds("first_token_timeout_seconds"),
+        timing={name: timing.seconds(name) for name in timing.names()},
     )
 
 
-def _path(value: str | None) -> Path | None:
-    return None if value is None else Path(value)
+def _listener(section: Section) -> Address:
+    return Address(section.text("host"), section.port("port", low=0))
 
 
-def _address(data: dict[str, Any]) -> Address:
-    return Address(str(data["host"]), int(data["port"]))
-
-
-def _pipeline(name: str, data: dict[str, Any]) -> PipelineConfig:
-    first = data["first_stage"]
+def _pipeline(name: str, section: Section) -> PipelineConfig:
+    first = section.section("first_stage")
     return PipelineConfig(
         name=name,
-        model=str(data["model"]),
-        model_directory=Path(data["model_directory"]),
-        model_digest=str(data["model_digest"]),
-        policy=str(data["policy"]),
-        epoch=int(data["epoch"]),
-        max_tokens_per_sequence=int(data["max_tokens_per_sequence"]),
-        max_sequences=int(data.get("max_sequences", DEFAULT_MAX_SEQUENCES)),
-        first_stage=str(first["box"]),
-        address=_address(first),
+        model=section.text("model"),
+        model_directory=section.path("model_directory"),
+        model_digest=section.text("model_digest"),
+        policy=section.text("policy"),
+        epoch=section.integer("epoch", 0),
+        max_tokens_per_sequence=section.integer("max_tokens_per_sequence", 1),
+        max_sequences=section.integer("max_sequences", 1)
+        if section.optional("max_sequences")
+        else DEFAULT_MAX_SEQUENCES,
+        first_stage=first.text("box"),
+        address=Address(first.text("host"), first.port("port")),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,21 @@ from fleet.errors import ExitCode, FleetError
 from fleet.planning.plan import PipelinePlan, Plan, StagePlan
 from stage_runtime.link.connection import LinkTiming
 from stage_runtime.link.endpoints import BoxAddress
+from stage_runtime.link.section import LARGEST_PORT, PROBLEM_CHARACTERS, Section
 from stage_runtime.link.tls import TlsIdentity
 
 STAGE_SCHEMA = 1
 KERNELS = ("auto", "dense", "packed")
 POLICIES = ("exact",)
+TIMING_KEYS = (
+    "ring_connect_seconds",
+    "ring_handshake_seconds",
+    "ring_reconnect_seconds",
+    "ring_reconnect_max_seconds",
+    "ring_ping_seconds",
+    "ring_silence_seconds",
+    "drain_seconds",
+)
 KEYS: dict[str, type | tuple[type, ...]] = {
     "schema": int,
     "site": str,
@@ -100,12 +109,14 @@ def load_config(path: Path) -> StageConfig:
         return _parse(json.loads(path.read_bytes()))
     except OSError as error:
         problem = error.strerror or str(error)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except RecursionError:
+        problem = "no JSON: nested too deeply"
+    except ValueError as error:  # of json.loads; what is wrong with the values is a _Problem
         problem = f"no JSON: {error}"
     except _Problem as error:
         problem = str(error)
     raise FleetError(
-        f"{path}: {problem}",
+        f"{path}: {problem[:PROBLEM_CHARACTERS]}",
         hint="this file is written by `fleet provision INVENTORY`; run it again",
         exit_code=ExitCode.INVALID_INVENTORY,
     )
@@ -114,6 +125,7 @@ def load_config(path: Path) -> StageConfig:
 def _parse(raw: Any) -> StageConfig:
     _check_keys(raw)
     plan, epoch = _plan(raw)
+    timing = _timing(raw)
     box = raw["box"]
     peers = {name: BoxAddress(name, *_address(value, f"peers.{name}")) for name, value in raw["peers"].items()}
     for stage in plan.stages:
@@ -138,8 +150,8 @@ def _parse(raw: Any) -> StageConfig:
         max_batch_sequences=raw["max_batch_sequences"],
         prefill_chunk_tokens=raw["prefill_chunk_tokens"],
         kv_block_tokens=raw["kv_block_tokens"],
-        link_timing=_timing(raw["timing"], LinkTiming.from_config),
-        drain_seconds=_timing(raw["timing"], lambda timing: float(timing["drain_seconds"])),
+        link_timing=LinkTiming.from_config(timing),
+        drain_seconds=timing["drain_seconds"],
     )
 
 
@@ -165,12 +177,15 @@ def _check_keys(raw: Any) -> None:
 def _plan(raw: dict[str, Any]) -> tuple[PipelinePlan, int]:
     try:
         data = json.loads(raw["plan"]) if isinstance(raw["plan"], str) else raw["plan"]
+        _check_plan(Section(data, "plan"), raw["pipeline"])
         plan = Plan.from_data(data)
-    except (ValueError, KeyError, TypeError) as error:
+    except RecursionError:
+        raise _Problem("plan: nested too deeply") from None
+    except ValueError as error:
+        raise _Problem(str(error)) from None
+    except (KeyError, TypeError, AttributeError) as error:
         raise _Problem(f"plan: {error!r}") from None
-    pipeline = plan.pipelines.get(raw["pipeline"])
-    if pipeline is None:
-        raise _Problem(f"pipeline: the plan has no {raw['pipeline']!r}, it has {sorted(plan.pipelines)}")
+    pipeline = plan.pipelines[raw["pipeline"]]
     if pipeline.model_digest != raw["model_digest"]:
         raise _Problem(f"model_digest: {raw['model_digest']}, the plan says {pipeline.model_digest}")
     _one_of(pipeline.policy, POLICIES, f"plan.pipelines.{raw['pipeline']}.policy")
@@ -178,6 +193,25 @@ def _plan(raw: dict[str, Any]) -> tuple[PipelinePlan, int]:
     if problem:
         raise _Problem(f"plan.pipelines.{raw['pipeline']}: {problem}")
     return pipeline, plan.epoch
+
+
+def _check_plan(plan: Section, pipeline: str) -> None:
+    """Types and values of what this stage reads of the plan; ValueError names the key."""
+    plan.integer("epoch", 0)
+    pipelines = plan.section("pipelines")
+    if pipeline not in pipelines.names():
+        raise ValueError(f"pipeline: the plan has no {pipeline!r}, it has {sorted(pipelines.names())}")
+    own = pipelines.section(pipeline)
+    own.text("model")
+    own.integer("layers", 1)
+    own.integer("max_sequences", 1)
+    own.integer("max_tokens_per_sequence", 1)
+    for stage in own.sections("stages"):
+        stage.text("box")
+        stage.integer("start", 0)
+        stage.integer("end", 0)
+        stage.boolean("embedding")
+        stage.boolean("head")
 
 
 def _stages_problem(pipeline: PipelinePlan) -> str:
@@ -198,7 +232,7 @@ def _address(value: Any, where: str) -> tuple[str, int]:
     if not isinstance(value, dict) or value.keys() != {"host", "port"}:
         raise _Problem(f"{where}: expected host and port, read {value!r}")
     host, port = value["host"], value["port"]
-    if not isinstance(host, str) or not isinstance(port, int) or not 0 < port < 65536:
+    if not isinstance(host, str) or not host or type(port) is not int or not 0 < port <= LARGEST_PORT:
         raise _Problem(f"{where}: expected a host and a port from 1 to 65535, read {value!r}")
     return host, port
 
@@ -219,10 +253,9 @@ def _one_of(value: str, allowed: tuple[str, ...], where: str) -> str:
     return value
 
 
-def _timing(timing: dict[str, Any], read: Callable[[dict[str, Any]], Any]) -> Any:
+def _timing(raw: dict[str, Any]) -> dict[str, float]:
     try:
-        return read(timing)
-    except KeyError as error:
-        raise _Problem(f"timing: key {error} is missing") from None
-    except (TypeError, ValueError) as error:
-        raise _Problem(f"timing: {error}") from None
+        timing = Section(raw["timing"], "timing")
+        return {name: timing.seconds(name) for name in TIMING_KEYS}
+    except ValueError as error:
+        raise _Problem(str(error)) from None

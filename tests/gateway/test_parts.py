@@ -62,10 +62,10 @@ def test_the_configuration_is_read(tmp_path: Path, pki: Pki) -> None:
     [
         ({"schema": 9}, "schema 9, expected 1"),
         ({"loopback": {"host": "192.0.2.1", "port": 1}}, "127.0.0.1 or ::1 only"),
-        ({"listen": {"host": "x"}}, "'port' is missing"),
+        ({"listen": {"host": "x"}}, "'listen.port' is missing"),
         ({"pipelines": {"p": {}}}, "is missing"),
-        ({"timing": {"ring_ping_seconds": "soon"}}, "could not convert"),
-        ({"tls": None}, "NoneType"),
+        ({"timing": {"ring_ping_seconds": "soon"}}, "timing.ring_ping_seconds: read 'soon', expected seconds"),
+        ({"tls": None}, "tls: read None, expected a mapping"),
     ],
 )
 def test_a_wrong_configuration_names_file_and_field(

@@ -70,13 +70,13 @@ def edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (edit("plan.schema", 7), "plan schema 7, expected 1"),
         (edit("plan.pipelines.main.policy", "int8"), "policy: read 'int8', this runtime knows exact"),
         (edit("plan.pipelines.main.layers", 7), "are not a division of 0…7"),
-        (edit("plan.pipelines.main.stages.1.head", 1), "must hold the head"),
-        (edit("plan.pipelines.main.stages.1.embedding", 1), "must hold the embedding"),
+        (edit("plan.pipelines.main.stages.1.head", True), "must hold the head"),
+        (edit("plan.pipelines.main.stages.1.embedding", True), "must hold the embedding"),
         (edit("peers.box3", None), "no address of box3"),
         (edit("ring.port", 70000), "ring: expected a host and a port"),
         (edit("tls.key", None), "tls: expected ca, certificate and key"),
-        (edit("timing.ring_ping_seconds", None), "timing: key 'ring_ping_seconds' is missing"),
-        (edit("timing.drain_seconds", "long"), "timing: could not convert"),
+        (edit("timing.ring_ping_seconds", None), "key 'timing.ring_ping_seconds' is missing"),
+        (edit("timing.drain_seconds", "long"), "timing.drain_seconds: read 'long'"),
     ],
 )
 def test_wrong_ones(tmp_path: Path, raw: dict[str, Any], change: Callable[[dict[str, Any]], None], reason: str) -> None:

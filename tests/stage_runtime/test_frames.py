@@ -50,8 +50,8 @@ results = st.builds(
     st.sampled_from(EntryStatus),
     u32,
     u32,
-    st.floats(allow_nan=False),
-    st.lists(st.builds(TokenLogprob, u32, st.floats(allow_nan=False)), max_size=4).map(tuple),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.lists(st.builds(TokenLogprob, u32, st.floats(allow_nan=False, allow_infinity=False)), max_size=4).map(tuple),
 )
 
 
