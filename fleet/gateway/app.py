@@ -26,6 +26,7 @@ from fleet.gateway.middleware import REQUEST_ID_HEADER, current_request, make_mi
 from fleet.gateway.requests import ChatRequest, CompletionRequest, GenerationOptions, parse_chat, parse_completion
 from fleet.gateway.responses import ChatShape, ChoiceText, CompletionShape, Shape, usage
 from fleet.gateway.vocabulary import Vocabulary
+from stage_runtime.link.tasks import within
 
 MAX_BODY_BYTES = 2 * 2**20
 BODY_READ_SECONDS = 30.0
@@ -119,7 +120,7 @@ class Gateway:
     async def _body(self, request: web.Request) -> dict[str, Any]:
         """The request's JSON object."""
         try:
-            raw = await asyncio.wait_for(request.read(), BODY_READ_SECONDS)
+            raw = await within(BODY_READ_SECONDS, request.read())
         except asyncio.TimeoutError:
             message = f"the request body did not arrive within {BODY_READ_SECONDS:g} s"
             raise ApiError(408, message, code="timeout") from None
@@ -137,9 +138,6 @@ class Gateway:
         options: GenerationOptions,
     ) -> web.StreamResponse:
         """Admit, then answer; the same for both end points."""
-        if request.transport is None or request.transport.is_closing():
-            # asyncio.wait_for loses a cancellation that comes at the very moment the body is complete
-            raise ConnectionError("the client went away")
         admitted = admit(backends, len(prompt), options.choices)
         try:
             return await self._answer(request, shape_class, admitted, prompt, options)

@@ -8,6 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
+from stage_runtime.link.tasks import within
+
 CLIENT_WRITE_SECONDS = 60.0
 """A client that takes nothing for so long is gone."""
 
@@ -46,6 +48,6 @@ class EventWriter:
         self.sent += 1
         event = f"id: {self.sent}\ndata: {data}\n\n".encode()
         try:
-            await asyncio.wait_for(self.response.write(event), CLIENT_WRITE_SECONDS)
+            await within(CLIENT_WRITE_SECONDS, self.response.write(event))
         except asyncio.TimeoutError:
             raise ConnectionError(f"the client took nothing for {CLIENT_WRITE_SECONDS:g} s") from None

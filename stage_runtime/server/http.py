@@ -11,6 +11,11 @@ from stage_runtime.link.tls import peer_identity
 from stage_runtime.server.metrics import make_registry
 from stage_runtime.server.state import StageState
 
+# Silent connections end after it: anyone may open some, and descriptors are needed for the ring.
+KEEPALIVE_SECONDS = 75.0
+# A page takes milliseconds; whoever reads one more slowly does not hold up a stop.
+SHUTDOWN_SECONDS = 2.0
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -48,7 +53,9 @@ async def start_http(state: StageState) -> web.AppRunner:
     Raises:
         OSError: the address is taken, or a certificate file can't be read.
     """
-    runner = web.AppRunner(make_app(state), access_log=None)
+    runner = web.AppRunner(
+        make_app(state), access_log=None, keepalive_timeout=KEEPALIVE_SECONDS, shutdown_timeout=SHUTDOWN_SECONDS
+    )
     await runner.setup()
     context = state.config.tls.server_context(require_certificate=False)
     address = state.config.metrics
