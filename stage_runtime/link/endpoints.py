@@ -104,6 +104,8 @@ async def dial(settings: LinkSettings, peer: BoxAddress, own: Hello | None = Non
         raise LinkError(f"{peer}: certificate refused: {error.verify_message}") from None
     except OSError as error:
         raise LinkError(f"can't reach {peer}: {error.strerror or error}") from None
+    except UnicodeError as error:  # a host name that the resolver's IDNA codec refuses
+        raise LinkError(f"can't reach {peer}: {error}") from None
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
     try:
         _tune(writer, timing)

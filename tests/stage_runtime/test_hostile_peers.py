@@ -112,6 +112,24 @@ async def test_dialling_for_years_keeps_no_contexts(ca: SiteCa) -> None:
     assert contexts() <= before + 1
 
 
+@pytest.mark.parametrize("greeting", [b"SSH-2.0-x\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+async def test_a_port_held_by_another_program_is_a_reason(ca: SiteCa, greeting: bytes) -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    address = BoxAddress("box1", "127.0.0.1", server.sockets[0].getsockname()[1])
+    with pytest.raises(LinkError, match=r"can't reach box1 \(127\.0\.0\.1:"):
+        await dial(LinkSettings(CLIENT_HELLO, ca.issue("box2"), TIMING), address)
+    server.close()
+
+
+async def test_a_host_that_is_no_name_is_a_reason(ca: SiteCa) -> None:
+    with pytest.raises(LinkError, match="can't reach"):
+        await dial(LinkSettings(CLIENT_HELLO, ca.issue("box2"), TIMING), BoxAddress("box1", "no..name", 7401))
+
+
 def test_a_sequence_occurs_once_in_a_micro_batch() -> None:
     entry = StepEntry(5, 0, 1, Output.LAST)
     with pytest.raises(FrameError, match="twice"):
