@@ -77,8 +77,12 @@ def test_silent_box_is_closed_from_outside(
         assert processes
         for child in processes:
             child.send_signal(signal.SIGSTOP)
-        with pytest.raises(BoxUnreachable, match="the box was silent for 1 s") as caught:
-            session.facts(box.desired(), hold_lock=False)
+        try:
+            with pytest.raises(BoxUnreachable, match="the box was silent for 1 s") as caught:
+                session.facts(box.desired(), hold_lock=False)
+        finally:
+            for child in processes:  # nobody else would: a stopped process outlives its parent
+                child.kill()
         assert caught.value.message.startswith("box1: facts: ")
 
 
