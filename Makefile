@@ -65,7 +65,7 @@ lint: $(VENV)/.test
 
 test: $(VENV)/.test lint
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python -m tests.lab.packages; fi
-	@$(BIN)/pytest -m 'not soak' $(PYTEST_ARGS)
+	@$(BIN)/pytest $(PYTEST_ARGS)
 	@if [ "$$(id -u)" != 0 ]; then echo "NOT RUN: the tests on lab boxes need root (sudo make test); everything else ran."; fi
 
 # long lists, one target a room; finished cases are kept in build/soak/<room>.jsonl and left out the next time
