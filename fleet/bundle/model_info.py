@@ -42,6 +42,10 @@ class ModelConfig:
     max_position_embeddings: int
     tie_word_embeddings: bool
 
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
+            raise ValueError("attention heads must be a multiple of key-value heads, head_dim even")
+
 
 @dataclass(frozen=True)
 class ModelFile:

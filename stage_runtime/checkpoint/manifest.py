@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleet.bundle.model_info import ModelConfig
 from fleet.errors import ExitCode, FleetError
 
 MODEL_SCHEMA = 1
@@ -15,26 +16,7 @@ MODEL_JSON_BYTES = 4 * 1024 * 1024
 PROVISION_HINT = "run `fleet provision INVENTORY` to mend the box's copy"
 
 
-@dataclass(frozen=True)
-class LlamaConfig:
-    """Shape and constants of a Llama-family decoder; names as in `transformers`."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: dict[str, Any] | None
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-
-    def __post_init__(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
-            raise ValueError("attention heads must be a multiple of key-value heads, head_dim even")
+LlamaConfig = ModelConfig  # shape and constants of a Llama-family decoder; the bundle writes what a stage reads
 
 
 @dataclass(frozen=True)
