@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-FIRST_WAIT_SECONDS = 10
+FIRST_WAIT_SECONDS = 5
 """A step that lasts so long says what it waits for; then at twice the time, and so on."""
 SENT_SECONDS = 10.0
 """Between two lines about how much of a stream was sent."""

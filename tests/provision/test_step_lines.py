@@ -22,11 +22,12 @@ def told(*, every_step: bool) -> list[str]:
 def test_long_steps_are_told_and_waits_ever_more_seldom_with_paths_below_the_prefix() -> None:
     assert told(every_step=False) == [
         "environment envs/2233",
+        "environment envs/2233: waits for uv to install 24 wheels (5 s)",
         "environment envs/2233: waits for uv to install 24 wheels (10 s)",
         "environment envs/2233: waits for uv to install 24 wheels (20 s)",
         "environment envs/2233: waits for uv to install 24 wheels (40 s)",
         "health gate",
-        "health gate: waits for it to end (10 s)",
+        "health gate: waits for it to end (5 s)",
     ]
 
 
@@ -42,4 +43,4 @@ def test_the_next_step_waits_from_the_start_again() -> None:
     for step in ("tree /a", "tree /b"):
         steps.step(step)
         steps.waiting(step, "34 files", FIRST_WAIT_SECONDS)
-    assert lines == ["tree /a: waits for 34 files (10 s)", "tree /b: waits for 34 files (10 s)"]
+    assert lines == ["tree /a: waits for 34 files (5 s)", "tree /b: waits for 34 files (5 s)"]
