@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from pathlib import Path
 
@@ -21,7 +22,9 @@ _seconds_per_room: dict[str, float] = defaultdict(float)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """`-m soak` resumes and records."""
+    """`-m soak` resumes and records. Ctrl-C works in the programs that tests start, however this run was started."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job passes that on to its children
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("markexpr") == "soak":
         config.pluginmanager.register(SoakRecord())
 
