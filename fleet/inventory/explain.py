@@ -26,7 +26,6 @@ LIMITS = {
     "greater_than_equal": ("ge", "at least"),
     "less_than_equal": ("le", "at most"),
 }
-NO_VALUE = object()
 
 
 def explain(error: ValidationError, document: Document, origins: dict[KeyPath, KeyPath]) -> list[Problem]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from fleet.planning.cost import BoxCost, CostTable
 
@@ -29,15 +28,6 @@ def measure(table: CostTable, boxes: Sequence[BoxCost], ranges: Sequence[Range])
         max((cost.seconds for cost in costs), default=0.0),
         sum(cost.seconds for cost in costs),
     )
-
-
-def even_ranges(layers: int, boxes: int) -> list[Range]:
-    """The split by layer count alone, the first boxes taking the remainder; the yardstick of the tests."""
-    share, rest = divmod(layers, boxes)
-    bounds = [0]
-    for index in range(boxes):
-        bounds.append(bounds[-1] + share + (1 if index < rest else 0))
-    return list(pairwise(bounds))
 
 
 def split(table: CostTable, boxes: Sequence[BoxCost]) -> list[Range]:

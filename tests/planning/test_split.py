@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.planning.cost import MIB, PROCESS_BASE_BYTES, BoxCost, CostTable, Load, ModelCost
-from fleet.planning.split import Range, even_ranges, measure, split
+from fleet.planning.split import Range, measure, split
 from fleet.planning.weights import WeightBytes
 
 LOAD = Load(max_sequences=4, max_tokens_per_sequence=256)
@@ -28,6 +28,15 @@ def model(layers: int = 30, *, layer_mib: int = 7, head_mib: int = 54, tied: boo
 def box(name: str, *, speed: float = 9e9, memory_mib: int | None = None) -> BoxCost:
     memory = None if memory_mib is None else memory_mib * MIB
     return BoxCost(name, speed, memory, keep_free_bytes=0, link_bytes_per_second=125e6)
+
+
+def even_ranges(layers: int, boxes: int) -> list[Range]:
+    """The split by layer count alone, the first boxes taking the remainder; the yardstick of the tests."""
+    share, rest = divmod(layers, boxes)
+    bounds = [0]
+    for index in range(boxes):
+        bounds.append(bounds[-1] + share + (1 if index < rest else 0))
+    return list(pairwise(bounds))
 
 
 def every_split(layers: int, boxes: int) -> list[list[Range]]:
