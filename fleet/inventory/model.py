@@ -153,6 +153,9 @@ class Ports(Section):
     gateway_loopback: Port = Field(default=8080, description="the same API, plain HTTP, on 127.0.0.1 of its box only")
     ring: Port = Field(default=7401, description="activations between stages, mutual TLS")
     coordinator: Port = Field(default=7402, description="plan and membership, mutual TLS")
+    coordinator_http: Port = Field(
+        default=7405, description="the coordinator's health, metrics, events and orders, mutual TLS except /livez"
+    )
     metrics: Port = Field(default=7403, description="health and metrics of a stage, mutual TLS except /livez")
     guards: Port = Field(default=7404, description="health and metrics of the guards, mutual TLS except /livez")
     page: Port = Field(default=8444, description="dashboard page, HTTPS")
@@ -180,6 +183,14 @@ class Gateway(Section):
     max_queued_requests: int = Field(default=64, ge=0, description="more are answered 429")
     request_timeout_seconds: Seconds = Field(default=600.0, description="whole answer, then cancelled")
     first_token_timeout_seconds: Seconds = Field(default=120.0, description="then 504 and cancelled")
+    replan_wait_seconds: Seconds = Field(
+        default=120.0, description="an answer waits so long for a plan that can compute it, then 503"
+    )
+    keep_alive_seconds: Seconds = Field(default=5.0, description="a stream without news gets a comment so often")
+    resume_max_seconds: Seconds = Field(
+        default=3600.0, description="longest Fleet-Resume-Seconds: how long a stream can be resumed after its end"
+    )
+    resume_max_streams: int = Field(default=256, ge=0, description="resumable streams kept at once; 0: none")
 
 
 class Rollout(Section):
@@ -205,9 +216,35 @@ class Timing(Section):
     ring_handshake_seconds: Seconds = Field(default=5.0, description="hello and its answer")
     ring_reconnect_seconds: Seconds = Field(default=0.25, description="first wait before dialling again")
     ring_reconnect_max_seconds: Seconds = Field(default=3.0, description="longest wait before dialling again")
-    ring_ping_seconds: Seconds = Field(default=0.5, description="idle link: ping period")
-    ring_silence_seconds: Seconds = Field(default=3.0, description="a link silent for so long is dead")
-    drain_seconds: Seconds = Field(default=30.0, description="open sequences may finish before a stop")
+    ring_ping_seconds: Seconds = Field(default=0.2, description="ping period of every link, ring and control channel")
+    ring_silence_least_seconds: Seconds = Field(
+        default=0.8, description="a link that is silent for so long is dead, where its pings have come on time"
+    )
+    ring_silence_seconds: Seconds = Field(
+        default=3.0, description="a link silent for so long is dead, however late its pings have been"
+    )
+    drain_seconds: Seconds = Field(
+        default=30.0, description="a stage that is told to stop serves on for so long, until others have its layers"
+    )
+    heartbeat_seconds: Seconds = Field(default=0.25, description="a stage's pulse to the coordinator")
+    hung_seconds: Seconds = Field(
+        default=10.0, description="a stage that has work and finishes none for so long is hung"
+    )
+    ring_trouble_seconds: Seconds = Field(
+        default=2.0, description="neighbours that live but can't reach each other for so long: one of them is left out"
+    )
+    prepare_seconds: Seconds = Field(default=60.0, description="boxes must have loaded a new plan's layers by then")
+    switch_drain_seconds: Seconds = Field(
+        default=60.0, description="planned switch: open answers finish under the old plan for so long, then move"
+    )
+    settle_seconds: Seconds = Field(default=10.0, description="a box is back once it has been well for so long")
+    hold_down_seconds: Seconds = Field(
+        default=60.0, description="a box that died is taken back after so long at the earliest; doubles with each death"
+    )
+    hold_down_max_seconds: Seconds = Field(default=3600.0, description="longest hold-down")
+    hold_down_forget_seconds: Seconds = Field(
+        default=21600.0, description="a box that lived for so long starts again with the shortest hold-down"
+    )
 
 
 class Guards(Section):

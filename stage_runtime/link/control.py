@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, Union
 from stage_runtime.link.frames import FrameError
 from stage_runtime.link.messages import FinishedEvent, SamplingParameters, TokenEvent
 
-PROTOCOL = 1
+PROTOCOL = 2
 U64 = 2**64
 T = TypeVar("T")
 
@@ -42,11 +42,35 @@ class Ready:
 
 @dataclass(frozen=True)
 class Open:
-    """A sequence begins; every stage makes room, the head's holder keeps the sampling parameters."""
+    """A sequence begins, or goes on after its ring broke or its plan changed.
+
+    Every stage makes room; the head's holder keeps the sampling parameters and what was generated.
+
+    Attributes:
+        generated: tokens of the answer so far; empty for a new sequence.
+        kv_len: tokens that every stage has kept of it (AGREED); 0 begins with an empty cache.
+    """
 
     sequence_id: int
     request_id: str
     sampling: SamplingParameters
+    generated: tuple[int, ...] = ()
+    kv_len: int = 0
+
+
+@dataclass(frozen=True)
+class KvLength:
+    """How many tokens of a sequence a KV cache holds."""
+
+    sequence_id: int
+    kv_len: int
+
+
+@dataclass(frozen=True)
+class KvLengths:
+    """Body of SURVEY and AGREED."""
+
+    sequences: tuple[KvLength, ...]
 
 
 @dataclass(frozen=True)

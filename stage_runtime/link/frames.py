@@ -18,6 +18,7 @@ HEADER_BYTES = _PREFIX.size + _CHECKSUM.size
 
 CONTROL_BODY_BYTES = 64 * 1024
 GENERATE_BODY_BYTES = 1024 * 1024  # a prompt of 100 000 tokens as JSON
+PLAN_BODY_BYTES = 1024 * 1024  # 512 boxes with long names
 TENSOR_BODY_BYTES = 32 * 1024 * 1024  # 1024 rows of hidden size 8192 in FP32
 
 
@@ -39,11 +40,30 @@ class FrameType(IntEnum):
     TOKEN = 13  # first stage to gateway
     FINISHED = 14  # first stage to gateway
     STATUS = 15  # first stage to gateway
+    SURVEY = 16  # round the ring: the KV length of every kept sequence, each stage lowers it to its own
+    AGREED = 17  # along the ring: the lengths that all have; every stage cuts its caches to them
+    REGISTER = 18  # stage to coordinator, as are HEARTBEAT, LINK_REPORT, VOTE, COMMITTED, ANSWER; see membership.py
+    HEARTBEAT = 19
+    LINK_REPORT = 20
+    PREPARE = 21  # coordinator to stage, as are COMMIT, ABORT, RETIRE, STANDBY, CHALLENGE
+    VOTE = 22
+    COMMIT = 23
+    COMMITTED = 24
+    ABORT = 25
+    RETIRE = 26
+    STANDBY = 27
+    CHALLENGE = 28
+    ANSWER = 29
+    ROUTE = 30  # coordinator to gateway
+    DRAINED = 31  # gateway to coordinator
+    LEAVING = 32  # stage to coordinator
 
 
 BODY_CAPS: dict[FrameType, int] = {kind: CONTROL_BODY_BYTES for kind in FrameType} | {
     FrameType.PING: 0,
     FrameType.GENERATE: GENERATE_BODY_BYTES,
+    FrameType.OPEN: GENERATE_BODY_BYTES,  # carries the answer so far
+    FrameType.PREPARE: PLAN_BODY_BYTES,
     FrameType.STEP: TENSOR_BODY_BYTES,
     FrameType.OUTPUT: TENSOR_BODY_BYTES,
     FrameType.TOKENS: TENSOR_BODY_BYTES,

@@ -43,6 +43,9 @@ class GenerateRequest:
         max_tokens: most tokens to generate.
         stop_token_ids: generation ends after one of these (it is not reported as a token).
         sampling: how tokens are chosen.
+        generated: tokens of the answer that the gateway has already, when a sequence goes on after its ring broke, its
+            plan changed, or the gateway itself restarted. The next TokenEvent has index len(generated); max_tokens,
+            penalties and the random stream count them.
     """
 
     sequence_id: int
@@ -51,6 +54,7 @@ class GenerateRequest:
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     sampling: SamplingParameters
+    generated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ class FinishedEvent:
 
     Attributes:
         reason: "stop" a stop token; "length" max_tokens reached; "cancelled" by the gateway;
-            "overloaded" no room (HTTP 429); "unavailable" the ring broke (HTTP 503); "error" a bug (HTTP 500);
+            "overloaded" no room (HTTP 429); "unavailable" the ring broke, its plan ended or it is not ready: submit the
+            sequence again, with what was generated, when a ring is; "error" a bug (HTTP 500);
             "invalid" the request can't be served, e.g. too long for the context (HTTP 400).
         message: for people, empty for stop, length and cancelled.
         prompt_tokens: tokens of the prompt.
@@ -139,12 +144,12 @@ class Hello:
 
     Attributes:
         protocol: version of frames and messages.
-        role: "stage" (the predecessor in the ring), "gateway" or "coordinator".
+        role: "stage" (on the ring: the predecessor), "gateway" or "coordinator".
         box: the sender's name; must equal the name in its certificate.
         site: the site's name; must equal the site in its certificate.
-        model_digest: hex, of the pipeline's model.
-        policy: numeric policy.
-        epoch: plan epoch.
+        model_digest: hex, of the pipeline's model; not compared where one side is a coordinator, it serves every model.
+        policy: numeric policy; compared likewise.
+        epoch: plan epoch that the link belongs to; 0 on the control channel.
         runtime_version: of the fleet distribution, reported when refused.
     """
 
