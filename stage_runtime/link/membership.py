@@ -1,7 +1,7 @@
 """What the coordinator, the stages and the gateways say to each other on the control channel; no torch here.
 
-Every stage and every gateway keeps one link to the coordinator's port (`stage_runtime.link.endpoints.dial`, role "stage"
-or "gateway"). The first frame after the hellos is REGISTER (stages) or nothing (gateways: routes come at once).
+Every stage and every gateway keeps one link to the coordinator's port (`stage_runtime.link.endpoints.dial`, role
+"stage" or "gateway"). The first frame after the hellos is REGISTER (stages) or nothing (gateways: routes come at once).
 Bodies are these dataclasses as JSON (`link.control`). Epochs are those of one pipeline; 0 is "none yet".
 """
 
@@ -52,7 +52,7 @@ class Heartbeat:
         state, reason: as in its /health.
         start, end: layers that it serves; equal for a spare.
         ready_layers: layers in memory, standby layers included.
-        load: 0…1: the largest of the share of time that it computed lately, used memory, and open of possible sequences.
+        load: 0…1, the largest of: share of time that it computed lately, used memory, open of possible sequences.
         open_sequences: with a KV cache here.
         progress: micro-batches finished since the process started; grows while it works.
         working_seconds: age of the oldest micro-batch that waits or is computed here; 0 when idle. Large and growing
@@ -87,8 +87,8 @@ class LinkReport:
 
     Attributes:
         box: the neighbour. epoch: of the ring.
-        kind: "connected"; "closed": the connection ended (the process died, or closed it); "silent": nothing came within
-            the adaptive deadline; "unreachable": it can't be dialled.
+        kind: "connected"; "closed": the connection ended (the process died, or closed it); "silent": nothing came
+            within the adaptive deadline; "unreachable": it can't be dialled.
         text: for people.
         silent_seconds: how long nothing had come (silent), else 0.
     """
@@ -180,8 +180,8 @@ class Standby:
 
 @dataclass(frozen=True)
 class Leaving:
-    """LEAVING: the stage was told to stop (SIGTERM). It serves on until RETIRE of its epoch comes, after a planned switch
-    without it, for `drain_seconds` at most."""
+    """LEAVING: the stage was told to stop (SIGTERM). It serves on until RETIRE of its epoch comes, after a planned
+    switch without it, for `drain_seconds` at most."""
 
     reason: str
 
