@@ -57,6 +57,7 @@ def check_site(site: Site, document: Document) -> list[Problem]:
         *_boxes(site),
         *_addresses(site, document.line_of),
         *_single_roles(site, document.line_of),
+        *_missing_coordinator(site),
         *_models(site),
         *check_pipelines(site, document.line_of),
         *_ports(site, document),
@@ -177,6 +178,25 @@ def _single_roles(site: Site, line_of: LineOf) -> Iterator[Finding]:
             )
 
 
+def _missing_coordinator(site: Site) -> Iterator[Finding]:
+    """A pipeline of our engine has no plan without a coordinator; external engines need none."""
+    ours = [name for name, line in site.pipelines.items() if line.engine.kind == "stage-runtime"]
+    if not ours or any(Role.COORDINATOR in box.roles for box in site.boxes.values()):
+        return
+    # where nothing depends on a stage's death: beside the gateway, else on a box without a stage, else anywhere
+    usual = sorted(site.boxes, key=lambda name: _coordinator_rank(site.boxes[name].roles))[0]
+    roles = ", ".join(role.value for role in (*site.boxes[usual].roles, Role.COORDINATOR))
+    yield (
+        ("boxes", usual, "roles"),
+        f"no box has the role coordinator, which makes the plan of pipeline {ours[0]}: write it on one box, e.g. here: "
+        f"roles: [{roles}]",
+    )
+
+
+def _coordinator_rank(roles: tuple[Role, ...]) -> tuple[bool, bool]:
+    return Role.GATEWAY not in roles, Role.STAGE in roles
+
+
 def _models(site: Site) -> Iterator[Finding]:
     for name, model in site.models.items():
         path: KeyPath = ("models", name, "source")
@@ -217,7 +237,10 @@ def _ports(site: Site, document: Document) -> Iterator[Finding]:
 def _settings(site: Site, line_of: LineOf) -> Iterator[Finding]:
     pairs = (
         ("guards", "temperature_low_celsius", "temperature_high_celsius", "below"),
-        ("timing", "ring_ping_seconds", "ring_silence_seconds", "below"),
+        ("timing", "ring_ping_seconds", "ring_silence_least_seconds", "below"),
+        ("timing", "ring_silence_least_seconds", "ring_silence_seconds", "at most"),
+        ("timing", "heartbeat_seconds", "ring_silence_seconds", "below"),
+        ("timing", "hold_down_seconds", "hold_down_max_seconds", "at most"),
         ("timing", "ring_reconnect_seconds", "ring_reconnect_max_seconds", "at most"),
         ("gateway", "first_token_timeout_seconds", "request_timeout_seconds", "at most"),
     )

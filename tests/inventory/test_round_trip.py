@@ -40,12 +40,13 @@ def sites(draw: st.DrawFn) -> dict[str, Any]:
             "port": draw(st.integers(1, 65535)),
             "labels": draw(LABELS | st.dictionaries(st.sampled_from(["a", "NO", "on"]), ODD_TEXT)),
             "mac": draw(st.none() | st.just(macs[number])),
-            "roles": draw(st.sampled_from([["stage"], ["stage", "monitor"], ["monitor", "stage"]])),
+            "roles": list(draw(st.sampled_from([["stage"], ["stage", "monitor"], ["monitor", "stage"]]))),
             "link_mbit_per_second": draw(st.floats(0.1, 1e6) | st.integers(1, 10**6)),
             "threads": draw(st.none() | st.integers(1, 4096)),
         }
         for number, name in enumerate(names)
     }
+    boxes[draw(st.sampled_from(names))]["roles"].append("coordinator")
     ring = draw(st.permutations(names))
     layers = draw(st.sampled_from(["auto", {name: f"{at}-{at}" for at, name in enumerate(ring)}]))
     return {
