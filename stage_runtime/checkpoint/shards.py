@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ class RowReader:
     bytes; rows read on demand live in the page cache alone, so a stage holds its weights once.
 
     Attributes:
-        descriptor: open file; belongs to this object for the life of the process.
+        descriptor: open file; belongs to this object and is closed with it.
         offset: of row 0 in the file, bytes.
         rows, columns: shape.
         dtype: of the stored values.
@@ -113,6 +114,10 @@ class RowReader:
     rows: int
     columns: int
     dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        # engines of two epochs may share it, so nobody but the last user can close it
+        weakref.finalize(self, os.close, self.descriptor)
 
     def read(self, indices: list[int]) -> torch.Tensor:
         """Rows as FP32, shape [len(indices), columns].

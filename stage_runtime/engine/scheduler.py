@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest, SamplingParameters, TokenEvent
 from stage_runtime.link.steps import PROBE_STEPS_ID, EntryStatus, Output, StepEntry, TokenKind, TokenResult
@@ -48,18 +48,37 @@ class Limits:
 
 @dataclass
 class Sequence:
-    """An admitted request.
+    """A request in the queue or in flight.
 
     Attributes:
         owner: the gateway's session; its sequences end with it.
-        sent: prompt tokens already in some micro-batch.
-        generated: tokens so far.
+        sent: tokens of `prefill` that the stages hold, or that are in some micro-batch.
+        prefill: tokens to feed before the first new one is sampled: the prompt and the answer so far.
+        generated: tokens of the answer.
     """
 
     request: GenerateRequest
     owner: Hashable
-    sent: int = 0
-    generated: list[int] = field(default_factory=list)
+    sent: int
+    prefill: tuple[int, ...]
+    generated: list[int]
+
+    @property
+    def decoding(self) -> bool:
+        """A token has been sampled since it was submitted; from then on it takes one row at a time."""
+        return len(self.generated) > len(self.request.generated)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A sequence begins, or goes on.
+
+    Attributes:
+        kv_len: tokens of it that every stage has kept and must cut its cache to; 0 begins with an empty cache.
+    """
+
+    request: GenerateRequest
+    kv_len: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,12 +86,12 @@ class MicroBatch:
     """Work for the pipeline.
 
     Attributes:
-        opened: sequences that begin with it.
+        opened: sequences that begin or go on with it.
         entries: what each stage computes.
         token_ids: tokens of all entries, one after another.
     """
 
-    opened: tuple[GenerateRequest, ...]
+    opened: tuple[Opening, ...]
     entries: tuple[StepEntry, ...]
     token_ids: list[int]
 
@@ -96,7 +115,9 @@ def request_problem(request: GenerateRequest, limits: Limits) -> str:
             f"{len(request.prompt)} prompt tokens and {request.max_tokens} to generate are {total}, "
             f"the limit is {limits.max_tokens_per_sequence}"
         )
-    if any(token >= limits.vocab_size for token in request.prompt):
+    if len(request.generated) >= request.max_tokens:
+        return f"{len(request.generated)} tokens are generated already, max_tokens is {request.max_tokens}"
+    if any(token >= limits.vocab_size for token in (*request.prompt, *request.generated)):
         return f"token ids must be below {limits.vocab_size}"
     if request.sequence_id >= PROBE_STEPS_ID:
         return f"sequence id {request.sequence_id} is reserved"
@@ -141,7 +162,7 @@ class Scheduler:
         self._queue: deque[Sequence] = deque()
         self._active: dict[int, Sequence] = {}  # in order of admission
         self._ready: deque[int] = deque()  # decode tokens that wait, oldest first
-        self._in_flight = 0
+        self._in_flight: deque[frozenset[int]] = deque()  # sequences of each micro-batch, oldest first
 
     @property
     def active_sequences(self) -> int:
@@ -153,18 +174,28 @@ class Scheduler:
         """Sequences that wait for room."""
         return len(self._queue)
 
-    def submit(self, request: GenerateRequest, owner: Hashable) -> FinishedEvent | None:
-        """Take a request into the queue, or say at once why not."""
-        prompt = len(request.prompt)
+    def submit(self, request: GenerateRequest, owner: Hashable, kv_len: int = 0) -> FinishedEvent | None:
+        """Take a request into the queue, or say at once why not.
+
+        Answers that go on (`request.generated`) wait before those that have not begun.
+
+        Args:
+            kv_len: tokens of prompt and answer that every stage has kept. At least the last one is computed again,
+                because the next token is sampled from its logits.
+        """
+        counts = len(request.prompt), len(request.generated)
         if problem := request_problem(request, self.limits):
-            return FinishedEvent("invalid", problem, prompt)
+            return FinishedEvent("invalid", problem, *counts)
         if request.sequence_id in self._active or any(
             queued.request.sequence_id == request.sequence_id for queued in self._queue
         ):
-            return FinishedEvent("invalid", f"sequence {request.sequence_id} is already open", prompt)
+            return FinishedEvent("invalid", f"sequence {request.sequence_id} is already open", *counts)
         if len(self._queue) >= QUEUED_SEQUENCES_LIMIT:
-            return FinishedEvent("overloaded", f"{QUEUED_SEQUENCES_LIMIT} sequences wait already", prompt)
-        self._queue.append(Sequence(request, owner))
+            return FinishedEvent("overloaded", f"{QUEUED_SEQUENCES_LIMIT} sequences wait already", *counts)
+        prefill = request.prompt + request.generated
+        sequence = Sequence(request, owner, min(kv_len, len(prefill) - 1), prefill, list(request.generated))
+        begun = sum(1 for queued in self._queue if queued.request.generated)
+        self._queue.insert(begun if request.generated else len(self._queue), sequence)
         return None
 
     def cancel(self, sequence_id: int, owner: Hashable) -> list[Delivery]:
@@ -191,12 +222,12 @@ class Scheduler:
         self._queue.clear()
         self._ready.clear()
         self.freed.clear()
-        self._in_flight = 0
+        self._in_flight.clear()
         return deliveries
 
     def next_micro_batch(self) -> MicroBatch | None:
         """What to compute now; None while enough is in flight or nothing waits."""
-        if self._in_flight >= self.limits.stages:
+        if len(self._in_flight) >= self.limits.stages:
             return None
         opened = self._admit()
         entries: list[StepEntry] = []
@@ -205,12 +236,12 @@ class Scheduler:
         self._add_prompts(entries, token_ids)
         if not entries:
             return None
-        self._in_flight += 1
-        return MicroBatch(tuple(sequence.request for sequence in opened), tuple(entries), token_ids)
+        self._in_flight.append(frozenset(entry.sequence_id for entry in entries))
+        return MicroBatch(opened, tuple(entries), token_ids)
 
     def complete(self, results: tuple[TokenResult, ...], batch_limit: int) -> list[Delivery]:
-        """A micro-batch came back."""
-        self._in_flight -= 1
+        """The oldest micro-batch in flight came back."""
+        self._in_flight.popleft()
         self.batch_limit = max(1, min(batch_limit, self.limits.max_batch_sequences))
         deliveries: list[Delivery] = []
         for result in results:
@@ -227,16 +258,19 @@ class Scheduler:
                 deliveries += self._token(sequence, result)
         return deliveries
 
-    def _admit(self) -> list[Sequence]:
+    def _admit(self) -> tuple[Opening, ...]:
         opened = []
         while self._queue and len(self._active) < self.limits.max_sequences:
+            sequence_id = self._queue[0].request.sequence_id
+            if any(sequence_id in ids for ids in self._in_flight):
+                break  # it ended and was submitted again: what its earlier life still has in flight must not count
             sequence = self._queue.popleft()
-            self._active[sequence.request.sequence_id] = sequence
-            opened.append(sequence)
-        return opened
+            self._active[sequence_id] = sequence
+            opened.append(Opening(sequence.request, sequence.sent))
+        return tuple(opened)
 
     def _add_decodes(self, entries: list[StepEntry], token_ids: list[int]) -> None:
-        decoding = sum(1 for sequence in self._active.values() if sequence.generated)
+        decoding = sum(1 for sequence in self._active.values() if sequence.decoding)
         share = -(-decoding // self.limits.stages)
         while self._ready and len(entries) < min(share, self.batch_limit):
             sequence = self._active[self._ready.popleft()]
@@ -249,14 +283,14 @@ class Scheduler:
         for sequence in self._active.values():
             if room <= 0 or len(entries) >= self.batch_limit:
                 return
-            prompt = sequence.request.prompt
-            rows = min(room, len(prompt) - sequence.sent)
+            prefill = sequence.prefill
+            rows = min(room, len(prefill) - sequence.sent)
             if rows <= 0:
                 continue
-            last = sequence.sent + rows == len(prompt)
+            last = sequence.sent + rows == len(prefill)
             output = Output.LAST if last else Output.NONE
             entries.append(StepEntry(sequence.request.sequence_id, sequence.sent, rows, output))
-            token_ids += prompt[sequence.sent : sequence.sent + rows]
+            token_ids += prefill[sequence.sent : sequence.sent + rows]
             sequence.sent += rows
             room -= rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from stage_runtime.checkpoint.manifest import LlamaConfig
 from stage_runtime.engine.probe import PROBE_TOKENS, Probe
 from stage_runtime.engine.sampling import Sampler
+from stage_runtime.link.control import KvLength
 from stage_runtime.link.messages import SamplingParameters
 from stage_runtime.link.steps import (
     PROBE_STEPS_ID,
@@ -46,6 +48,8 @@ class _Sequence:
 class StageEngine:
     """Computes micro-batches of one stage.
 
+    When the ring breaks, its sequences become *kept*: their caches wait for the gateway to submit them again.
+
     Args:
         config: the model.
         weights: what this stage holds.
@@ -54,7 +58,7 @@ class StageEngine:
         max_tokens: of one sequence, prompt and answer together (the plan's, or the probe's if that is longer).
 
     Attributes:
-        kv_bytes: bytes of all KV caches.
+        kv_bytes: bytes of all KV caches, kept ones included.
     """
 
     def __init__(
@@ -68,15 +72,30 @@ class StageEngine:
         self._max_sequences = max_sequences
         self._max_tokens = max(max_tokens, PROBE_TOKENS)
         self._sequences: dict[int, _Sequence] = {}
+        self._kept: dict[int, KvCache] = {}  # oldest first
         self._probe = Probe()
 
     @property
     def open_sequences(self) -> int:
-        """Sequences that hold a KV cache here."""
+        """Sequences that are computed here."""
         return len(self._sequences)
 
-    def open(self, sequence_id: int, sampling: SamplingParameters) -> None:
-        """Make room for a sequence.
+    @property
+    def kept_sequences(self) -> int:
+        """Sequences of a broken ring whose caches wait."""
+        return len(self._kept)
+
+    def open(
+        self, sequence_id: int, sampling: SamplingParameters, generated: tuple[int, ...] = (), kv_len: int = 0
+    ) -> None:
+        """Make room for a sequence, or go on with a kept one.
+
+        A cache that is not kept any more, because newer sequences needed its room, is no error: the sequence begins
+        empty, and its first step answers with the position that it is at (POSITION_DIFFERS).
+
+        Args:
+            generated: tokens of the answer so far; penalties and the random stream go on behind them.
+            kv_len: tokens that every stage has kept; the cache is cut to them. 0 begins with an empty cache.
 
         Raises:
             EngineError: it is open already, or there are too many.
@@ -85,21 +104,82 @@ class StageEngine:
             raise EngineError(f"sequence {sequence_id} is open already")
         if len(self._sequences) >= self._max_sequences + len(_PROBE_IDS):
             raise EngineError(f"more than {self._max_sequences} sequences are open")
-        cache = KvCache(self.config, len(self._weights.layers), self._kv_block_tokens)
-        self._sequences[sequence_id] = _Sequence(cache, Sampler(sampling))
+        cache = self._kept.pop(sequence_id, None)
+        if cache is not None and 0 < kv_len <= cache.length:
+            cache.truncate(kv_len)
+        else:
+            cache = KvCache(self.config, len(self._weights.layers), self._kv_block_tokens)
+        sampler = Sampler(sampling, Counter(generated), len(generated))
+        self._sequences[sequence_id] = _Sequence(cache, sampler)
         if sequence_id == PROBE_WHOLE_ID:
             self._probe = Probe()
+        self._drop_oldest_kept()
+        self._count_kv()
 
     def free(self, sequence_ids: tuple[int, ...]) -> None:
-        """Drop sequences; unknown ids are no error (a cancel may cross their end)."""
+        """Drop sequences, open or kept; unknown ids are no error (a cancel may cross their end)."""
         for sequence_id in sequence_ids:
             self._sequences.pop(sequence_id, None)
+            self._kept.pop(sequence_id, None)
+        self._count_kv()
+
+    def keep_all(self) -> None:
+        """The ring broke: every open sequence becomes a kept one, the probe's end."""
+        for sequence_id, sequence in self._sequences.items():
+            if sequence_id not in _PROBE_IDS and sequence.cache.length:
+                self._kept[sequence_id] = sequence.cache
+        self._sequences.clear()
+        self._probe = Probe()
+        self._drop_oldest_kept()
+        self._count_kv()
+
+    def free_kept(self) -> None:
+        """Drop the kept sequences: nobody has submitted them again."""
+        self._kept.clear()
         self._count_kv()
 
     def free_all(self) -> None:
-        """Drop every sequence: the ring broke."""
+        """Drop every sequence, open or kept."""
         self._sequences.clear()
         self._probe = Probe()
+        self.free_kept()
+
+    def kept_lengths(self) -> dict[int, int]:
+        """Tokens that the cache of each kept sequence holds."""
+        return {sequence_id: cache.length for sequence_id, cache in self._kept.items()}
+
+    def survey(self, lengths: tuple[KvLength, ...]) -> tuple[KvLength, ...]:
+        """Lower what the stages before hold of each sequence to what this one holds; 0 if it is not kept here."""
+        own = self.kept_lengths()
+        return tuple(
+            KvLength(length.sequence_id, min(length.kv_len, own.get(length.sequence_id, 0))) for length in lengths
+        )
+
+    def agree(self, lengths: tuple[KvLength, ...]) -> None:
+        """Cut kept caches to what all stages hold; those that are not named, or named with 0, are dropped.
+
+        Raises:
+            EngineError: more was agreed than this stage holds.
+        """
+        agreed: dict[int, KvCache] = {}
+        for length in lengths:
+            if not length.kv_len:
+                continue
+            cache = self._kept.get(length.sequence_id)
+            if cache is None or cache.length < length.kv_len:
+                held = cache.length if cache else 0
+                raise EngineError(f"{length.kv_len} tokens of {length.sequence_id} were agreed, {held} are held")
+            cache.truncate(length.kv_len)
+            agreed[length.sequence_id] = cache
+        self._kept = agreed  # in the order of the message, so that all stages drop the same ones first
+        self._count_kv()
+
+    def take_over(self, other: StageEngine) -> None:
+        """Take kept and open caches of an older epoch's engine with the same layers; it is empty afterwards."""
+        other.keep_all()
+        self._kept = {**other._kept, **self._kept}
+        other.free_kept()
+        self._drop_oldest_kept()
         self._count_kv()
 
     def embed(self, entries: tuple[StepEntry, ...], token_ids: list[int], batch_limit: int) -> Step:
@@ -196,8 +276,15 @@ class StageEngine:
             alternatives=sample.alternatives,
         )
 
+    def _drop_oldest_kept(self) -> None:
+        """Memory is planned for `max_sequences`; open ones come first."""
+        open_now = sum(1 for sequence_id in self._sequences if sequence_id not in _PROBE_IDS)
+        while self._kept and open_now + len(self._kept) > self._max_sequences:
+            del self._kept[next(iter(self._kept))]
+
     def _count_kv(self) -> None:
-        self.kv_bytes = sum(sequence.cache.size_bytes for sequence in self._sequences.values())
+        caches = [*(sequence.cache for sequence in self._sequences.values()), *self._kept.values()]
+        self.kv_bytes = sum(cache.size_bytes for cache in caches)
 
 
 def _from_bytes(step: Step) -> torch.Tensor:

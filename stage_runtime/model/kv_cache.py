@@ -59,3 +59,13 @@ class KvCache:
     def advance(self, tokens: int) -> None:
         """The step is complete on all layers."""
         self.length += tokens
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens from `length` on. Memory stays: what was cut is computed again at once.
+
+        Raises:
+            ValueError: fewer tokens are held.
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(f"a cache of {self.length} tokens can't be cut to {length}")
+        self.length = length

@@ -87,6 +87,37 @@ def stored_dtype(directory: Path, manifest: ModelManifest, index: int) -> torch.
         return shard.tensor(f"model.layers.{index}.mlp.down_proj.weight", shape).dtype
 
 
+def load_head(directory: Path, manifest: ModelManifest, kernel: KernelName) -> tuple[Head, RowReader | None]:
+    """Final norm and LM head.
+
+    Returns:
+        The head; with tied embeddings, also the rows of the embedding's file, which has been verified for it.
+
+    Raises:
+        FleetError: a shard is missing, damaged or of another shape.
+    """
+    config = manifest.config
+    shape = (config.vocab_size, config.hidden_size)
+    with open_shard(directory, manifest.file("final")) as final:
+        norm = final.tensor("model.norm.weight", (config.hidden_size,)).float().clone()
+        if not config.tie_word_embeddings:
+            return Head(config, norm, make_linear(kernel, final.tensor("lm_head.weight", shape))), None
+    entry = manifest.file("embedding")
+    with open_shard(directory, entry) as embedding:
+        head = Head(config, norm, make_linear(kernel, embedding.tensor(EMBEDDING, shape)))
+        return head, open_rows(directory / entry.name, EMBEDDING, shape)
+
+
+def open_embedding(directory: Path, manifest: ModelManifest) -> RowReader:
+    """Verify the token embedding and open it for reading by rows.
+
+    Raises:
+        FleetError: the shard is missing, damaged or of another shape.
+    """
+    path = verify_file(directory, manifest.file("embedding"))
+    return open_rows(path, EMBEDDING, (manifest.config.vocab_size, manifest.config.hidden_size))
+
+
 def load_stage(directory: Path, manifest: ModelManifest, stage: StagePlan, kernel: KernelName) -> StageWeights:
     """Load what a stage holds, one file after another; no other file is opened.
 
@@ -94,22 +125,5 @@ def load_stage(directory: Path, manifest: ModelManifest, stage: StagePlan, kerne
         FleetError: a shard is missing, damaged or of another shape.
     """
     layers = [load_layer(directory, manifest, index, kernel) for index in range(stage.start, stage.end)]
-    head = _load_head(directory, manifest, kernel) if stage.head else None
-    embedding = None
-    if stage.embedding:
-        entry = manifest.file("embedding")
-        tied_head_verified_it = stage.head and manifest.config.tie_word_embeddings
-        path = directory / entry.name if tied_head_verified_it else verify_file(directory, entry)
-        embedding = open_rows(path, EMBEDDING, (manifest.config.vocab_size, manifest.config.hidden_size))
-    return StageWeights(layers, embedding, head)
-
-
-def _load_head(directory: Path, manifest: ModelManifest, kernel: KernelName) -> Head:
-    config = manifest.config
-    shape = (config.vocab_size, config.hidden_size)
-    with open_shard(directory, manifest.file("final")) as final:
-        norm = final.tensor("model.norm.weight", (config.hidden_size,)).float().clone()
-        if not config.tie_word_embeddings:
-            return Head(config, norm, make_linear(kernel, final.tensor("lm_head.weight", shape)))
-    with open_shard(directory, manifest.file("embedding")) as embedding:
-        return Head(config, norm, make_linear(kernel, embedding.tensor(EMBEDDING, shape)))
+    head, rows = load_head(directory, manifest, kernel) if stage.head else (None, None)
+    return StageWeights(layers, (rows or open_embedding(directory, manifest)) if stage.embedding else None, head)

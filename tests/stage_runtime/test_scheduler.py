@@ -76,7 +76,7 @@ def test_every_stage_sees_every_position_once_and_in_order(
         scheduler.freed.clear()
         batch = scheduler.next_micro_batch()
         if batch is not None:
-            open_now |= {request.sequence_id for request in batch.opened}
+            open_now |= {opening.request.sequence_id for opening in batch.opened}
             assert len(open_now) <= limits.max_sequences
             assert 0 < len(batch.entries) <= batch_limit
             start = 0
