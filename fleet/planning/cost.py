@@ -180,10 +180,7 @@ class CostTable:
         if start < end and self.has_head(start, end):
             held, converting = held + self.model.head.held, max(converting, self.model.head.converting)
         caches = (end - start) * self.kv_bytes_per_layer
-        if standby_bytes:
-            beside = caches + max(converting, self.model.head.converting)
-        else:
-            beside = max(caches, converting)
+        beside = caches + max(converting, self.model.head.converting) if standby_bytes else max(caches, converting)
         return PROCESS_BASE_BYTES + max(held + beside, self.model.trial_bytes)
 
 
