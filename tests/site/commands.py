@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import openai
 
 from fleet.inventory.sitefile import SiteFile
+from fleet.observe.site_access import api_key, client_context, load_endpoints
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND_DEADLINE_SECONDS = 900.0
@@ -51,12 +51,26 @@ def fleet(*arguments: str | Path, expect: int | None = 0) -> Answer:
 
 def client_of(site: SiteFile) -> openai.OpenAI:
     """The official client, with the site's CA and key."""
-    state = site.state_directory
-    endpoint = json.loads((state / "endpoints.json").read_text(encoding="utf-8"))["gateway"]
-    context = ssl.create_default_context(cafile=str(state / "ca" / "ca.crt"))
     return openai.OpenAI(
-        base_url=f"https://{endpoint['host']}:{endpoint['port']}/v1",
-        api_key=(state / "api_key").read_text(encoding="utf-8").strip(),
-        http_client=openai.DefaultHttpxClient(verify=context),
+        base_url=f"{gateway_url(site)}/v1",
+        api_key=api_key(site),
+        http_client=openai.DefaultHttpxClient(verify=client_context(site, with_certificate=False)),
         max_retries=0,
     )
+
+
+def async_client_of(site: SiteFile) -> openai.AsyncOpenAI:
+    """The same for many requests at once."""
+    return openai.AsyncOpenAI(
+        base_url=f"{gateway_url(site)}/v1",
+        api_key=api_key(site),
+        http_client=openai.DefaultAsyncHttpxClient(verify=client_context(site, with_certificate=False)),
+        max_retries=0,
+    )
+
+
+def gateway_url(site: SiteFile) -> str:
+    """Where provisioning wrote down that the gateway answers."""
+    endpoint = load_endpoints(site).gateway
+    assert endpoint is not None, "the site has a gateway"
+    return endpoint.url

@@ -15,13 +15,12 @@ from fleet.inventory.sitefile import SiteFile
 from tests.figures import note
 from tests.lab.lab import Lab
 from tests.site.commands import REPOSITORY, client_of, fleet
+from tests.site.judge import MOST_NEAR_TIES, is_near_tie
 
 pytestmark = pytest.mark.lab
 
 GOLDEN = json.loads((REPOSITORY / "tests" / "golden" / "smollm2-135m.json").read_text(encoding="utf-8"))
 REQUESTS_AT_ONCE = 6
-MOST_NEAR_TIES = 0.01
-"""Share of requests that may differ at a near-tie; more is a failure (policy `exact`)."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,6 @@ def compare(prompt: dict[str, Any], tokens: list[int]) -> Outcome:
     shorter = min(len(tokens), len(want))
     position = next((index for index in range(shorter) if tokens[index] != want[index]), shorter)
     return Outcome(prompt["name"], False, position, prompt["margins"][min(position, len(prompt["margins"]) - 1)])
-
-
-def is_near_tie(margin: dict[str, float], difference: float) -> bool:
-    """Whether logits that are `difference` apart can turn the choice: two logits, or a bound of the distribution."""
-    logits = min(margin.get("gap", 1.0), margin.get("top_k", 1.0))
-    probability = min(margin.get("boundary", 1.0), margin.get("top_p", 1.0))
-    return logits <= 2 * difference or probability <= difference
 
 
 def test_tokens_of_20_greedy_and_5_seeded_prompts_equal_the_golden_file(
