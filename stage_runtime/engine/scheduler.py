@@ -64,6 +64,11 @@ class Sequence:
     generated: list[int]
 
     @property
+    def goes_on(self) -> bool:
+        """In the queue: it had begun before its ring broke."""
+        return bool(self.sent or self.request.generated)
+
+    @property
     def decoding(self) -> bool:
         """A token has been sampled since it was submitted; from then on it takes one row at a time."""
         return len(self.generated) > len(self.request.generated)
@@ -177,7 +182,7 @@ class Scheduler:
     def submit(self, request: GenerateRequest, owner: Hashable, kv_len: int = 0) -> FinishedEvent | None:
         """Take a request into the queue, or say at once why not.
 
-        Answers that go on (`request.generated`) wait before those that have not begun.
+        Sequences that had begun before their ring broke wait before new ones.
 
         Args:
             kv_len: tokens of prompt and answer that every stage has kept. At least the last one is computed again,
@@ -194,8 +199,8 @@ class Scheduler:
             return FinishedEvent("overloaded", f"{QUEUED_SEQUENCES_LIMIT} sequences wait already", *counts)
         prefill = request.prompt + request.generated
         sequence = Sequence(request, owner, min(kv_len, len(prefill) - 1), prefill, list(request.generated))
-        begun = sum(1 for queued in self._queue if queued.request.generated)
-        self._queue.insert(begun if request.generated else len(self._queue), sequence)
+        begun = sum(1 for queued in self._queue if queued.goes_on)
+        self._queue.insert(begun if sequence.goes_on else len(self._queue), sequence)
         return None
 
     def cancel(self, sequence_id: int, owner: Hashable) -> list[Delivery]:

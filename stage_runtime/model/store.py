@@ -49,9 +49,14 @@ class WeightStore:
         directory: the model directory.
         manifest: its `model.json`.
         kernel: in whose form weights are held.
+
+    Attributes:
+        config: the model.
+        kernel: see above.
     """
 
     def __init__(self, directory: Path, manifest: ModelManifest, kernel: KernelName) -> None:
+        self.config = manifest.config
         self.kernel = kernel
         self._directory = directory
         self._manifest = manifest
@@ -145,7 +150,7 @@ class WeightStore:
 
     def _cost(self, piece: Piece) -> WeightBytes:
         if piece.kind == "layer":
-            return layer_weights(self._manifest.config, self.kernel)
+            return layer_weights(self.config, self.kernel)
         if piece.kind == "head":
-            return head_weights(self._manifest.config, self.kernel)
+            return head_weights(self.config, self.kernel)
         return WeightBytes(0, 0, 0)  # rows are read from the file

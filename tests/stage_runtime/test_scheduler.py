@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage_runtime.engine.scheduler import QUEUED_SEQUENCES_LIMIT, Delivery, Limits, MicroBatch, Scheduler
+from stage_runtime.engine.scheduler import QUEUED_SEQUENCES_LIMIT, Delivery, Limits, MicroBatch, Opening, Scheduler
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest, SamplingParameters, TokenEvent
 from stage_runtime.link.steps import PROBE_STEPS_ID, EntryStatus, Output, TokenKind, TokenResult
 
@@ -204,6 +205,8 @@ def test_the_lowest_batch_limit_of_the_ring_counts() -> None:
         (ask(1, count=0), "at least one"),
         (ask(1, prompt=60, count=5), "60 prompt tokens and 5 to generate are 65, the limit is 64"),
         (GenerateRequest(1, "r", (100,), 1, (), SamplingParameters()), "below 100"),
+        (replace(ask(1), generated=(100,)), "below 100"),
+        (replace(ask(1), generated=(1, 2, 3, 4, 5)), "5 tokens are generated already, max_tokens is 5"),
         (ask(PROBE_STEPS_ID), "reserved"),
         (ask(1, temperature=-1.0), "temperature"),
         (ask(1, top_p=0.0), "top_p"),
@@ -241,3 +244,60 @@ def test_a_broken_ring_ends_everything_once() -> None:
     assert sorted(d.sequence_id for d in ends) == list(range(6))
     assert scheduler.next_micro_batch() is None
     assert (scheduler.active_sequences, scheduler.queued_sequences) == (0, 0)
+
+
+@pytest.mark.parametrize(("kept", "position", "fed"), [(0, 0, [0, 1, 2, 7, 8]), (2, 2, [2, 7, 8]), (99, 4, [8])])
+def test_an_answer_goes_on_behind_what_is_kept(kept: int, position: int, fed: list[int]) -> None:
+    scheduler = Scheduler(LIMITS)
+    request = replace(ask(1, prompt=3, count=4), generated=(7, 8))
+    assert scheduler.submit(request, "gateway", kept) is None
+    batch = scheduler.next_micro_batch()
+    assert batch is not None
+    assert batch.opened == (Opening(request, position),)
+    assert (batch.entries[0].position, batch.entries[0].output, batch.token_ids) == (position, Output.LAST, fed)
+    events = [d.event for d in [*scheduler.complete(results(batch), 4), *finish(scheduler)]]
+    assert events == [TokenEvent(2, 50), TokenEvent(3, 50), FinishedEvent("length", "", 3, 4)]
+
+
+def test_a_new_sequence_may_have_a_kept_prompt() -> None:
+    """Its ring broke before the first token."""
+    scheduler = Scheduler(LIMITS)
+    scheduler.submit(ask(1, prompt=6), "gateway", 6)
+    batch = scheduler.next_micro_batch()
+    assert batch is not None
+    assert (batch.opened[0].kv_len, batch.token_ids) == (5, [5])
+
+
+def test_answers_that_go_on_wait_before_new_ones_in_their_own_order() -> None:
+    scheduler = Scheduler(Limits(1, 64, 4, 8, 1, 100))
+    for number, generated in ((1, ()), (2, ()), (3, (7,)), (4, (8,))):
+        scheduler.submit(replace(ask(number, count=2), generated=generated), "gateway")
+    ends = [d.sequence_id for d in finish(scheduler) if isinstance(d.event, FinishedEvent)]
+    assert ends == [3, 4, 1, 2]
+
+
+def test_results_of_an_earlier_life_never_count_for_the_next() -> None:
+    """A gateway's link breaks and it submits again while a step of the sequence is still on its way."""
+    scheduler = Scheduler(LIMITS)
+    scheduler.submit(ask(1), "gateway")
+    prompt = scheduler.next_micro_batch()
+    assert prompt is not None
+    scheduler.complete(results(prompt), 4)
+    under_way = scheduler.next_micro_batch()
+    assert under_way is not None
+    scheduler.cancel_owner("gateway")
+    assert scheduler.submit(replace(ask(1), generated=(50,)), "again") is None
+    assert scheduler.next_micro_batch() is None, "it waits until nothing of it is in flight"
+    assert scheduler.complete(results(under_way, token=51), 4) == []
+    events = [d.event for d in finish(scheduler)]
+    assert events[:-1] == [TokenEvent(index, 50) for index in range(1, 5)]
+
+
+def test_every_end_counts_the_tokens_of_the_whole_answer() -> None:
+    scheduler = Scheduler(LIMITS)
+    request = replace(ask(1), generated=(7, 8))
+    scheduler.submit(request, "gateway")
+    assert scheduler.cancel(1, "gateway")[0].event == FinishedEvent("cancelled", "", 3, 2)
+    refusal = scheduler.submit(replace(request, prompt=()), "gateway")
+    assert refusal is not None
+    assert (refusal.reason, refusal.completion_tokens) == ("invalid", 2)
