@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fleet.planning.cost import MIB
+from fleet.planning.forecast import PipelineForecast, StageForecast
 from fleet.planning.plan import PipelinePlan
-from fleet.planning.site import PipelineForecast, StageForecast
 
 COLUMNS = ("box", "layers", "holds", "step ms", "needs MiB", "may use MiB", "head-room MiB")
 

@@ -5,24 +5,17 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from fleet.bundle.model_info import ModelInfo
 from fleet.errors import FleetError
 from fleet.inventory.model import Box, Pipeline, Site
-from fleet.planning.cost import (
-    MIB,
-    NOMINAL_BYTES_PER_SECOND_PER_THREAD,
-    ROW_FRACTION,
-    BoxCost,
-    CostTable,
-    Load,
-    ModelCost,
-    StageCost,
-)
-from fleet.planning.plan import PipelinePlan, Plan, StagePlan
-from fleet.planning.split import Range, measure, split
+from fleet.planning.cost import MIB, NOMINAL_BYTES_PER_SECOND_PER_THREAD, BoxCost, ModelCost
+from fleet.planning.forecast import PipelineForecast, forecast_ranges
+from fleet.planning.plan import Plan
+from fleet.planning.spec import PipelineSpec, Refusal
+from fleet.planning.split import Range, split
 from fleet.planning.weights import FP32_BYTES, KernelName, head_weights, layer_weights
+from fleet.planning.whole import mebibytes, table_of, whole_plan
 
 FIRST_EPOCH = 1
 # FP16 weights stay FP16, packed, where torch has the kernel; elsewhere, and for other stored types, FP32 is held.
@@ -30,32 +23,7 @@ PACKED_ARCHITECTURE = "x86_64"
 PACKED_DTYPE = "F16"
 # Cores of a box that neither its profile nor its own entry gives: a Raspberry Pi 5 has four.
 CORES_WHEN_UNKNOWN = 4
-
-
-@dataclass(frozen=True)
-class StageForecast:
-    """What the planner expects of one box: its range, its cost, and the memory it may use (None: not known)."""
-
-    box: str
-    span: Range
-    cost: StageCost
-    usable_bytes: int | None
-
-
-@dataclass(frozen=True)
-class PipelineForecast:
-    """What the planner expects of a pipeline, from nominal figures until measured ones replace them.
-
-    Attributes:
-        stages: one a box, spares too, in ring order.
-        tokens_per_second: of one request alone; of all `max_sequences` together.
-        bottleneck: the box whose stage takes longest.
-    """
-
-    stages: tuple[StageForecast, ...]
-    tokens_per_second_single: float
-    tokens_per_second_full: float
-    bottleneck: str
+MAKE_ROOM = "add a box, free memory, or lower max_sequences"
 
 
 def cores_of(site: Site, box: Box) -> int:
@@ -103,26 +71,13 @@ def kernel_of(site: Site, pipeline: Pipeline, info: ModelInfo) -> KernelName:
     return "packed" if names == {PACKED_ARCHITECTURE} and info.weight_dtype == PACKED_DTYPE else "dense"
 
 
-def _table(site: Site, pipeline: Pipeline, info: ModelInfo) -> CostTable:
-    load = Load(pipeline.max_sequences, pipeline.max_tokens_per_sequence)
-    return CostTable(model_cost(info, kernel_of(site, pipeline, info)), load)
+def box_costs(site: Site, name: str) -> dict[str, BoxCost]:
+    """Nominal costs of a pipeline's boxes, by name in ring order."""
+    return {box: box_cost(site, box) for box in site.pipelines[name].boxes}
 
 
-def _explicit(pipeline: Pipeline) -> list[Range] | None:
-    if pipeline.layers == "auto":
-        return None
-    spans = []
-    for name in pipeline.boxes:
-        first, last = pipeline.layers[name].split("-")
-        spans.append((int(first), int(last) + 1))
-    return spans
-
-
-def forecast(site: Site, name: str, info: ModelInfo) -> PipelineForecast:
-    """Split a pipeline (or take the inventory's own ranges) and predict what it does.
-
-    With m = min(stages, sequences) micro-batches in flight, each of sequences / m rows, the ring completes one
-    micro-batch every max(slowest stage, sum of stages / m).
+def spec_of(site: Site, name: str, info: ModelInfo) -> PipelineSpec:
+    """A pipeline as planner and coordinator see it.
 
     Raises:
         FleetError: explicit ranges do not end with the model's last layer, sequences are longer than its context,
@@ -141,29 +96,46 @@ def forecast(site: Site, name: str, info: ModelInfo) -> PipelineForecast:
             f"model {pipeline.model} knows {longest} positions",
             hint=f"set pipelines.{name}.max_tokens_per_sequence to {longest} or less",
         )
-    table = _table(site, pipeline, info)
-    boxes = [box_cost(site, box) for box in pipeline.boxes]
-    spans = _explicit(pipeline) or split(table, boxes)
-    if spans[-1][1] != table.layers:
+    return PipelineSpec(
+        name=name,
+        model=pipeline.model,
+        model_digest=info.digest,
+        policy=pipeline.policy,
+        max_sequences=pipeline.max_sequences,
+        max_tokens_per_sequence=pipeline.max_tokens_per_sequence,
+        boxes=tuple(pipeline.boxes),
+        explicit=_explicit(name, pipeline, info.config.num_hidden_layers),
+        cost=model_cost(info, kernel_of(site, pipeline, info)),
+    )
+
+
+def _explicit(name: str, pipeline: Pipeline, layers: int) -> dict[str, Range] | None:
+    """The inventory's own ranges, which the loader has found contiguous from layer 0."""
+    if pipeline.layers == "auto":
+        return None
+    spans = {}
+    for box in pipeline.boxes:
+        first, last = pipeline.layers[box].split("-")
+        spans[box] = (int(first), int(last) + 1)
+    end = spans[pipeline.boxes[-1]][1]
+    if end != layers:
         raise FleetError(
-            f"pipeline {name}: its layer ranges end at {spans[-1][1] - 1}, "
-            f"model {pipeline.model} has layers 0-{table.layers - 1}",
+            f"pipeline {name}: its layer ranges end at {end - 1}, model {pipeline.model} has layers 0-{layers - 1}",
             hint=f"correct pipelines.{name}.layers, or write `layers: auto`",
         )
-    costs = [table.stage(box, *span) for box, span in zip(boxes, spans, strict=True)]
-    _, slowest, total = measure(table, boxes, spans)
-    working = sum(1 for start, end in spans if start < end)
-    in_flight = min(working, pipeline.max_sequences)
-    rows = pipeline.max_sequences / in_flight
-    return PipelineForecast(
-        stages=tuple(
-            StageForecast(box.name, span, cost, None if box.memory_bytes is None else int(box.usable_bytes))
-            for box, span, cost in zip(boxes, spans, costs, strict=True)
-        ),
-        tokens_per_second_single=1 / total,
-        tokens_per_second_full=rows / (max(slowest, total / in_flight) * (1 + ROW_FRACTION * (rows - 1))),
-        bottleneck=max(zip(costs, boxes, strict=True), key=lambda pair: pair[0].seconds)[1].name,
-    )
+    return spans
+
+
+def forecast(site: Site, name: str, info: ModelInfo) -> PipelineForecast:
+    """Split a pipeline (or take the inventory's own ranges) and predict what it does, whether it fits or not.
+
+    Raises:
+        FleetError: see `spec_of`.
+    """
+    spec, boxes = spec_of(site, name, info), box_costs(site, name)
+    living = [boxes[box] for box in spec.boxes]
+    ranges = split(table_of(spec), living) if spec.explicit is None else [spec.explicit[box] for box in spec.boxes]
+    return forecast_ranges(spec, living, ranges)
 
 
 def plan_site(site: Site, models: Mapping[str, ModelInfo]) -> Plan:
@@ -180,38 +152,15 @@ def plan_site(site: Site, models: Mapping[str, ModelInfo]) -> Plan:
     for name, pipeline in site.pipelines.items():
         if pipeline.engine.kind == "external":
             continue
-        info = models[pipeline.model]
-        predicted = forecast(site, name, info)
-        lacking = [stage for stage in predicted.stages if stage.cost.missing_bytes]
-        if lacking:
-            raise FleetError(does_not_fit(name, lacking), hint="add a box, free memory, or lower max_sequences")
-        pipelines[name] = PipelinePlan(
-            model=pipeline.model,
-            model_digest=info.digest,
-            layers=info.config.num_hidden_layers,
-            policy=pipeline.policy,
-            max_sequences=pipeline.max_sequences,
-            max_tokens_per_sequence=pipeline.max_tokens_per_sequence,
-            stages=_stages(predicted, info.config.tie_word_embeddings, info.config.num_hidden_layers),
-        )
+        spec, boxes = spec_of(site, name, models[pipeline.model]), box_costs(site, name)
+        planned = whole_plan(spec, boxes, spec.boxes)
+        if isinstance(planned, Refusal):
+            raise FleetError(does_not_fit(name, planned.missing_bytes), hint=MAKE_ROOM)
+        pipelines[name] = planned
     return Plan(epoch=FIRST_EPOCH, pipelines=pipelines)
 
 
-def does_not_fit(pipeline: str, lacking: list[StageForecast]) -> str:
+def does_not_fit(pipeline: str, missing_bytes: Mapping[str, int]) -> str:
     """One line that names what each box lacks."""
-    parts = [f"{stage.box} lacks {-(-stage.cost.missing_bytes // MIB)} MiB" for stage in lacking]
+    parts = [f"{box} lacks {mebibytes(size)} MiB" for box, size in missing_bytes.items()]
     return f"pipeline {pipeline} does not fit: {', '.join(parts)} (the best split; 25 % of memory stays in reserve)"
-
-
-def _stages(predicted: PipelineForecast, tied: bool, layers: int) -> tuple[StagePlan, ...]:
-    return tuple(
-        StagePlan(
-            box=stage.box,
-            start=stage.span[0],
-            end=stage.span[1],
-            embedding=stage.span[0] == 0,
-            head=stage.span[0] == 0 if tied else stage.span[1] == layers,
-        )
-        for stage in predicted.stages
-        if stage.span[0] < stage.span[1]
-    )
