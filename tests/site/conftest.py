@@ -11,6 +11,7 @@ from fleet.inventory.loader import load_site
 from fleet.inventory.sitefile import SiteFile
 from tests.lab.lab import Lab
 from tests.site.commands import REPOSITORY, fleet
+from tests.site.healing import Healing
 
 LAB_INVENTORY = REPOSITORY / "inventory" / "lab.yaml"
 STAGE_BOXES = ("box1", "box2", "box3")
@@ -41,3 +42,19 @@ def provisioned(lab: Lab, lab_inventory: Path) -> Iterator[Lab]:
         print(f"--- {box.name}: last lines of its service")
         if box.is_on:
             print(box.exec(["sh", "-c", "tail -n 5 /var/log/fleet/*.log"], check=False).stdout)
+
+
+@pytest.fixture(scope="session")
+def healing(provisioned: Lab, lab_site: SiteFile) -> Iterator[Healing]:
+    """The provisioned site for faults, with its undisturbed answers; few of all its answers may be near-ties."""
+    site = Healing(lab_site, provisioned)
+    yield site
+    site.assert_few_near_ties()
+
+
+@pytest.fixture
+def heal(healing: Healing) -> Iterator[Healing]:
+    """The same, whole before a test and after it."""
+    healing.watch.wait_whole()
+    yield healing
+    healing.recover()

@@ -21,6 +21,7 @@ CAPTURE_WARM_SECONDS = 0.3
 START_DEADLINE_SECONDS = 30.0
 STOP_DEADLINE_SECONDS = 30.0
 
+_ACTIVE_ETC = b"/opt/fleet/current/etc/"
 ProgramName = Literal["stage", "coordinator", "gateway"]
 _WORDS: dict[ProgramName, list[bytes]] = {
     "stage": [b"-m", b"stage_runtime"],
@@ -33,9 +34,17 @@ def program_pid(box: LabBox, program: ProgramName) -> int | None:
     """Pid, on the host, of a program that the box's supervisord runs; None while it does not run."""
     words = _WORDS[program]
     for pid in sorted(cgroups.members(box.settings.cgroups)):
-        if _arguments(pid)[1 : len(words) + 1] == words:
+        arguments = _arguments(pid)
+        if arguments[1 : len(words) + 1] == words and any(word.startswith(_ACTIVE_ETC) for word in arguments):
             return pid
     return None
+
+
+def end_with_argument(box: LabBox, argument: str) -> None:
+    """SIGKILL to the box's processes that have been started with this argument, e.g. a path of the test's own."""
+    for pid in cgroups.members(box.settings.cgroups):
+        if argument.encode() in _arguments(pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _arguments(pid: int) -> list[bytes]:
