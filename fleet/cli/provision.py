@@ -61,7 +61,7 @@ def provision(
     from fleet.bundle.models import read_models
     from fleet.inventory.loader import load_site
     from fleet.inventory.patterns import select
-    from fleet.planning.site import plan_site
+    from fleet.planning.site import plan_site, spec_of
     from fleet.provision.pki import load_authority
     from fleet.provision.render_bundle import BundleView
     from fleet.provision.render_etc import external_pipelines
@@ -80,14 +80,20 @@ def provision(
         accept_host_keys=accept_host_keys,
         every_step=verbose,
     )
-    plan = plan_site(site_file.site, read_models(bundle.manifest))
+    site, models = site_file.site, read_models(bundle.manifest)
+    plan_site(site, models)  # a site that no plan fits is refused here; the plan itself is the coordinator's
+    specs = {
+        name: spec_of(site, name, models[line.model])
+        for name, line in site.pipelines.items()
+        if name not in external_pipelines(site_file)
+    }
     for name in external_pipelines(site_file):
         progress(f"pipeline {name}: its server is external, this version neither starts nor watches it")
     with contextlib.nullcontext() if check else site_lock(site_file.state_directory):
         if not check and load_authority(site_file.state_directory, site_file.site.site) is None:
             where = site_file.state_directory / "ca"
             progress(f"making the site CA in {where}: keep a copy; without it every box gets a new certificate")
-        prepared = prepare(site_file, bundle, plan, keep=not check)
+        prepared = prepare(site_file, bundle, specs, keep=not check)
         doing = "comparing" if check else "provisioning"
         progress(f"{site_file.site.site}: {doing} {len(boxes)} of {len(site_file.site.boxes)} boxes")
         report = roll_out(prepared, boxes, options, progress)

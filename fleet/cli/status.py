@@ -21,7 +21,7 @@ Examples:
 @inventory_argument
 @output_option
 def status(inventory: Path, output: str) -> int:
-    """Show who holds which layers, health, memory and tokens/s.
+    """Show who holds which layers, health, memory, tokens/s, and what the coordinator plans.
 
     Exit code 0: all serve, 1: something failed, 3: only unreachable boxes stand in the way.
     """
@@ -32,6 +32,7 @@ def status(inventory: Path, output: str) -> int:
     from fleet.inventory.loader import load_site
     from fleet.observe.health import ask_site
     from fleet.observe.site_access import client_context, load_endpoints
+    from fleet.observe.site_view import MEMBER_COLUMNS, PLAN_COLUMNS
     from fleet.observe.status import PIPELINE_COLUMNS, STAGE_COLUMNS, site_status
 
     # no API key is needed, the operator's certificate opens everything
@@ -46,9 +47,15 @@ def status(inventory: Path, output: str) -> int:
     click.echo("")
     print_table("pipelines", PIPELINE_COLUMNS, [row.cells() for row in result.pipelines])
     click.echo("")
+    coordinator = result.coordinator
+    if coordinator.plans or coordinator.members:
+        print_table("plans of the coordinator", PLAN_COLUMNS, [row.cells() for row in coordinator.plans])
+        click.echo("")
+        print_table("boxes as the coordinator sees them", MEMBER_COLUMNS, [row.cells() for row in coordinator.members])
+        click.echo("")
     for line in result.notes:
         progress(line)
-    progress("\n".join(result.failures) or "every stage and the gateway serve")
+    progress("\n".join(result.failures) or "every stage, the gateway and the coordinator serve")
     if result.exit_code != 0:
         progress(f"  next: fleet provision {inventory} --check")
     return int(result.exit_code)

@@ -1,4 +1,4 @@
-"""Asks every stage and the gateway how they are: in parallel, each with its own deadline."""
+"""Asks every stage, the gateway and the coordinator how they are: in parallel, each with its own deadline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Answer:
     """What came back from one process.
 
     Attributes:
-        document: the JSON of /health; None if there was none.
+        document: the JSON that came; None if there was none.
         unreachable: nothing answered in time.
         error: why there is no document, for people.
     """
@@ -34,10 +34,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class SiteAnswers:
-    """Answers of all processes; `gateway` is None where the site has none."""
+    """Answers of all processes; `gateway` and `coordinator` are None where the site has none."""
 
     stages: Mapping[str, Answer]
     gateway: Answer | None
+    coordinator: Answer | None
 
 
 async def ask_site(endpoints: Endpoints, context: ssl.SSLContext) -> SiteAnswers:
@@ -49,20 +50,27 @@ async def ask_site(endpoints: Endpoints, context: ssl.SSLContext) -> SiteAnswers
     """
     connector = aiohttp.TCPConnector(ssl=context, limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
-        boxes = list(endpoints.stages)
-        asked = [endpoints.stages[box] for box in boxes] + ([endpoints.gateway] if endpoints.gateway else [])
-        answers = await asyncio.gather(*(_ask(session, endpoint) for endpoint in asked))
-    gateway = answers[len(boxes)] if endpoints.gateway else None
-    return SiteAnswers(dict(zip(boxes, answers, strict=False)), gateway)
+        one_by_one = [_ask(session, endpoint, "/health") for endpoint in endpoints.stages.values()]
+        *stages, gateway, coordinator = await asyncio.gather(
+            *one_by_one,
+            _ask_if_there(session, endpoints.gateway, "/health"),
+            _ask_if_there(session, endpoints.coordinator, "/v1/site"),
+        )
+    answered = {box: answer for box, answer in zip(endpoints.stages, stages, strict=True) if answer is not None}
+    return SiteAnswers(answered, gateway, coordinator)
 
 
-async def _ask(session: aiohttp.ClientSession, endpoint: Endpoint) -> Answer:
-    """One /health; 503 with a document is an answer."""
+async def _ask_if_there(session: aiohttp.ClientSession, endpoint: Endpoint | None, path: str) -> Answer | None:
+    return None if endpoint is None else await _ask(session, endpoint, path)
+
+
+async def _ask(session: aiohttp.ClientSession, endpoint: Endpoint, path: str) -> Answer:
+    """One GET; 503 with a document is an answer."""
     timeout = aiohttp.ClientTimeout(total=HEALTH_DEADLINE_SECONDS)
     where = f"{endpoint.host}:{endpoint.port}"
     try:
         async with session.get(
-            f"{endpoint.url}/health", server_hostname=endpoint.server_name, timeout=timeout
+            f"{endpoint.url}{path}", server_hostname=endpoint.server_name, timeout=timeout
         ) as response:
             raw = await response.content.read(MAX_HEALTH_BYTES)
             document = json.loads(raw)

@@ -36,9 +36,10 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Endpoints:
-    """The ports a site really uses. `stages` is in inventory order."""
+    """The ports a site really uses. `stages` is in inventory order; `coordinator` is its HTTP port."""
 
     gateway: Endpoint | None
+    coordinator: Endpoint | None
     stages: Mapping[str, Endpoint]
 
 
@@ -61,8 +62,13 @@ def load_endpoints(site_file: SiteFile) -> Endpoints:
             data = json.loads(file.read(MAX_STATE_FILE_BYTES))
         if data["schema"] != ENDPOINTS_SCHEMA:
             raise ValueError(f"schema {data['schema']!r}, expected {ENDPOINTS_SCHEMA}")
-        gateway = None if data.get("gateway") is None else _endpoint(data["gateway"])
-        return Endpoints(gateway, {box: _endpoint(entry) for box, entry in data["stages"].items()})
+        if "coordinator" not in data:  # null where a site has only external engines
+            raise FleetError(f"{path}: written by an older version: it names no coordinator", hint=provision)
+        return Endpoints(
+            _optional(data.get("gateway")),
+            _optional(data["coordinator"]),
+            {box: _endpoint(entry) for box, entry in data["stages"].items()},
+        )
     except FileNotFoundError:
         raise FleetError(
             f"site {site_file.site.site} was not provisioned from here: there is no {path}", hint=provision
@@ -71,6 +77,10 @@ def load_endpoints(site_file: SiteFile) -> Endpoints:
         raise FleetError(f"{path}: {error.strerror}", hint=f"check its owner and mode, or {provision}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FleetError(f"{path}: damaged: {type(error).__name__}: {error}", hint=provision) from None
+
+
+def _optional(data: dict[str, Any] | None) -> Endpoint | None:
+    return None if data is None else _endpoint(data)
 
 
 def _endpoint(data: dict[str, Any]) -> Endpoint:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fleet.errors import ExitCode
 from fleet.observe.health import Answer, SiteAnswers
+from fleet.observe.site_view import CoordinatorView, coordinator_view, integer, mapping, number, text
 
 STAGE_COLUMNS = (
     "box",
@@ -105,13 +106,18 @@ class SiteStatus:
     pipelines: tuple[PipelineRow, ...]
     gateway_state: str
     gateway_note: str
+    coordinator: CoordinatorView
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """One line for each stage that does not serve, and for the gateway if it does not."""
-        stages = [f"{row.box}: {row.state}: {row.note}" for row in self.stages if row.state not in SERVING_STATES]
-        gateway = [f"gateway: {self.gateway_state}: {self.gateway_note}"]
-        return (*stages, *([] if self.gateway_state in ("ready", "none") else gateway))
+        """One line for each stage that does not serve, and for gateway and coordinator if they do not."""
+        lines = [f"{row.box}: {row.state}: {row.note}" for row in self.stages if row.state not in SERVING_STATES]
+        if self.gateway_state not in ("ready", "none"):
+            lines.append(f"gateway: {self.gateway_state}: {self.gateway_note}")
+        if self.coordinator.state not in ("answers", "none"):
+            what = "the site serves on with the plan that it has, and heals nothing until it is back"
+            lines.append(f"coordinator: {self.coordinator.state}: {self.coordinator.note}; {what}")
+        return tuple(lines)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -126,9 +132,10 @@ class SiteStatus:
         """
         unreachable = [row for row in self.stages if row.state == "unreachable"]
         failed = [row for row in self.stages if row not in unreachable and row.state not in SERVING_STATES]
-        if failed or self.gateway_state == "failed":
+        others = (self.gateway_state, self.coordinator.state)
+        if failed or "failed" in others:
             return ExitCode.FAILED
-        if unreachable or self.gateway_state == "unreachable":
+        if unreachable or "unreachable" in others:
             return ExitCode.UNREACHABLE
         return ExitCode.OK if self.gateway_state in ("ready", "none") else ExitCode.FAILED
 
@@ -136,17 +143,19 @@ class SiteStatus:
 def site_status(answers: SiteAnswers) -> SiteStatus:
     """Rows for every stage and pipeline."""
     stages = tuple(_stage_row(box, answer) for box, answer in answers.stages.items())
+    coordinator = coordinator_view(answers.coordinator)
     gateway = answers.gateway
     if gateway is None:
-        return SiteStatus(stages, (), "none", "the site has no gateway")
+        return SiteStatus(stages, (), "none", "the site has no gateway", coordinator)
     if gateway.document is None:
         state = "unreachable" if gateway.unreachable else "failed"
-        return SiteStatus(stages, (PipelineRow("", state, note=gateway.error),), state, gateway.error)
+        row = PipelineRow("", state, note=gateway.error)
+        return SiteStatus(stages, (row,), state, gateway.error, coordinator)
     document = gateway.document
-    pipelines = _mapping(document.get("pipelines"))
-    rows = tuple(_pipeline_row(name, _mapping(entry)) for name, entry in pipelines.items())
+    pipelines = mapping(document.get("pipelines"))
+    rows = tuple(_pipeline_row(name, mapping(entry)) for name, entry in pipelines.items())
     state = "ready" if document.get("state") == "ready" else "unavailable"
-    return SiteStatus(stages, rows, state, _text(document.get("reason")) or "")
+    return SiteStatus(stages, rows, state, text(document.get("reason")) or "", coordinator)
 
 
 def _stage_row(box: str, answer: Answer) -> StageRow:
@@ -155,19 +164,19 @@ def _stage_row(box: str, answer: Answer) -> StageRow:
     document = answer.document
     return StageRow(
         box=box,
-        state=_text(document.get("state")) or "failed",
+        state=text(document.get("state")) or "failed",
         layers=_layers(document.get("layers")),
         embedding=document.get("embedding") is True,
         head=document.get("head") is True,
-        weight_bytes=_integer(document.get("weight_bytes")),
-        kv_bytes=_integer(document.get("kv_bytes")),
-        rss_bytes=_integer(document.get("rss_bytes")),
-        tokens_per_second=_number(document.get("tokens_per_second")),
-        epoch=_integer(document.get("epoch")),
-        kernel=_text(document.get("kernel")),
-        policy=_text(document.get("policy")),
-        largest_logit_difference=_number(document.get("largest_logit_difference")),
-        note=_text(document.get("reason")) or "",
+        weight_bytes=integer(document.get("weight_bytes")),
+        kv_bytes=integer(document.get("kv_bytes")),
+        rss_bytes=integer(document.get("rss_bytes")),
+        tokens_per_second=number(document.get("tokens_per_second")),
+        epoch=integer(document.get("epoch")),
+        kernel=text(document.get("kernel")),
+        policy=text(document.get("policy")),
+        largest_logit_difference=number(document.get("largest_logit_difference")),
+        note=text(document.get("reason")) or "",
     )
 
 
@@ -175,14 +184,14 @@ def _pipeline_row(name: str, entry: Mapping[str, Any]) -> PipelineRow:
     return PipelineRow(
         pipeline=name,
         state="ready" if entry.get("ready") is True else "unavailable",
-        model=_text(entry.get("model")),
-        epoch=_integer(entry.get("epoch")),
-        policy=_text(entry.get("policy")),
-        largest_logit_difference=_number(entry.get("largest_logit_difference")),
-        tokens_per_second=_number(entry.get("tokens_per_second")),
-        active_sequences=_integer(entry.get("active_sequences")),
-        queued_sequences=_integer(entry.get("queued_sequences")),
-        note=_text(entry.get("reason")) or "",
+        model=text(entry.get("model")),
+        epoch=integer(entry.get("epoch")),
+        policy=text(entry.get("policy")),
+        largest_logit_difference=number(entry.get("largest_logit_difference")),
+        tokens_per_second=number(entry.get("tokens_per_second")),
+        active_sequences=integer(entry.get("active_sequences")),
+        queued_sequences=integer(entry.get("queued_sequences")),
+        note=text(entry.get("reason")) or "",
     )
 
 
@@ -190,22 +199,6 @@ def _layers(value: object) -> tuple[int, int] | None:
     if isinstance(value, list) and len(value) == 2 and all(type(item) is int for item in value):
         return value[0], value[1]
     return None
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _mebibytes(value: int | None) -> str:

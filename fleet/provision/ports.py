@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import FleetError
+from fleet.errors import ExitCode, FleetError
 from fleet.inventory.model import Role
 from fleet.inventory.sitefile import SiteFile
 from fleet.provision.state_directory import read_state, write_private_json
@@ -16,16 +16,26 @@ from fleet.provision.state_directory import read_state, write_private_json
 PORTS_FILE = "ports.json"
 PORT_SEARCH = 1000  # ports tried above the wanted one before giving up
 HIGHEST_PORT = 65535
+PORT_ROLES = {
+    "ring": Role.STAGE,
+    "metrics": Role.STAGE,
+    "gateway": Role.GATEWAY,
+    "gateway_loopback": Role.GATEWAY,
+    "coordinator": Role.COORDINATOR,
+    "coordinator_http": Role.COORDINATOR,
+}
 
 
 @dataclass(frozen=True)
 class BoxPorts:
-    """TCP ports of one box; 0 for those of roles that it does not have."""
+    """TCP ports of one box; 0 for those of roles that it does not have (and in files of versions without them)."""
 
-    ring: int
-    metrics: int
-    gateway: int
-    gateway_loopback: int
+    ring: int = 0
+    metrics: int = 0
+    gateway: int = 0
+    gateway_loopback: int = 0
+    coordinator: int = 0
+    coordinator_http: int = 0
 
 
 def is_free(port: int) -> bool:
@@ -70,9 +80,7 @@ def choose_ports(
 
     chosen: dict[str, BoxPorts] = {}
     for name, box in site_file.site.boxes.items():
-        stage, gateway = Role.STAGE in box.roles, Role.GATEWAY in box.roles
-        roles = {"ring": stage, "metrics": stage, "gateway": gateway, "gateway_loopback": gateway}
-        numbers = {port: getattr(wanted, port) if opened else 0 for port, opened in roles.items()}
+        numbers = {port: getattr(wanted, port) if role in box.roles else 0 for port, role in PORT_ROLES.items()}
         if box.connection == "local":
             kept = asdict(known[name]) if name in known else {}
             numbers = {port: take(number, kept.get(port, 0)) if number else 0 for port, number in numbers.items()}
@@ -99,6 +107,22 @@ def gateway_box(site_file: SiteFile) -> str | None:
     """The box that runs the gateway, or None if the site has none."""
     boxes = site_file.boxes_with(Role.GATEWAY)
     return boxes[0] if boxes else None
+
+
+def coordinator_box(site_file: SiteFile) -> str:
+    """The box that runs the coordinator.
+
+    Raises:
+        FleetError: no box has the role; the inventory's own check refuses such a site if it needs one.
+    """
+    boxes = site_file.boxes_with(Role.COORDINATOR)
+    if not boxes:
+        raise FleetError(
+            f"{site_file.file}: no box has the role coordinator",
+            hint=f"fleet inventory check {site_file.file}",
+            exit_code=ExitCode.INVALID_INVENTORY,
+        )
+    return boxes[0]
 
 
 def _read(path: Path) -> dict[str, BoxPorts]:

@@ -1,17 +1,17 @@
-"""A box's whole desired state from inventory, bundle, plan and ports. Pure: equal inputs give equal bytes."""
+"""A box's whole desired state from inventory, bundle, models and ports. Pure: equal inputs give equal bytes.
+
+No plan is in it: which layers a stage serves comes from the coordinator, so a changed plan restarts nobody.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.bundle.manifest import CONTROL_LOCK, STAGE_LOCK
 from fleet.inventory.model import Role
 from fleet.inventory.sitefile import SiteFile
-from fleet.planning.plan import Plan
+from fleet.planning.spec import PipelineSpec
 from fleet.provision.desired import (
     DesiredState,
     DirectorySpec,
@@ -19,25 +19,29 @@ from fleet.provision.desired import (
     FileSpec,
     IdentitySpec,
     LinkSpec,
-    ProgramSpec,
     SupervisorSpec,
     TreeSpec,
 )
 from fleet.provision.ports import BoxPorts
 from fleet.provision.release import Library, content_of, release_tree
 from fleet.provision.render_bundle import BundleView, locks_of
-from fleet.provision.render_etc import gateway_config, pipeline_of, stage_config, to_bytes
+from fleet.provision.render_etc import SiteView, coordinator_config, gateway_config, pipeline_of, stage_config, to_bytes
 from fleet.provision.render_layout import SERVICE_USER, BoxLayout, alternative_names, layout_of
+from fleet.provision.render_programs import (
+    CONTROL_THREADS,
+    COORDINATOR,
+    GATEWAY,
+    STAGE,
+    ProgramNeeds,
+    digest,
+    program,
+    program_spec,
+    stop_seconds,
+)
 from fleet.provision.supervisor_config import Program, render_supervisor_config
 from fleet.provision.unit import UNIT_DIRECTORY, UNIT_NAME, render_unit
 
-# A program that dies sooner counts as a failed start and is retried with back-off; `import torch` on a slow SD card
-# included, so that a broken environment never restarts at full speed.
-START_SECONDS = 5
-KILL_MARGIN_SECONDS = 5  # SIGKILL follows so long after a drain's end
 SUPERVISOR_STOP_MARGIN_SECONDS = 10  # systemd kills supervisord so long after its programs' last deadline
-GATEWAY_THREADS = 1
-STAGE_HEALTHY = ("loaded", "ready")  # "ready" needs the neighbours too: that is the site's gate, not the box's
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class RenderInputs:
     """Everything that the desired states of a site follow from.
 
     Attributes:
-        site_file: the inventory. bundle: the finished bundle. library: our wheel, unpacked. plan: who holds what.
+        site_file: the inventory. bundle: the finished bundle. library: our wheel, unpacked.
+        specs: what each pipeline of our engine is to the coordinator.
         ports: of every box.
         ca_pem: the site CA's certificate. ca_sha256: its digest.
         api_keys: content of the gateway's api_keys_file.
@@ -56,7 +61,7 @@ class RenderInputs:
     site_file: SiteFile
     bundle: BundleView
     library: Library
-    plan: Plan
+    specs: Mapping[str, PipelineSpec]
     ports: Mapping[str, BoxPorts]
     ca_pem: bytes
     ca_sha256: str
@@ -95,26 +100,16 @@ def render(inputs: RenderInputs, box: str) -> DesiredState:
     site_file, site = inputs.site_file, inputs.site_file.site
     layout = layout_of(site_file, box, inputs.uid)
     environments = {lock: inputs.bundle.environment(box, lock, layout) for lock in locks_of(site, box)}
-    pipeline = pipeline_of(site_file, box) if Role.STAGE in site.boxes[box].roles else None
-    is_gateway = Role.GATEWAY in site.boxes[box].roles
-
-    etc = {"plan.json": to_bytes(json.loads(inputs.plan.to_json()))}
-    programs: list[Program] = []
-    if pipeline is not None:
-        threads = threads_of(inputs, box)
-        etc["stage.json"] = to_bytes(
-            stage_config(
-                site_file, box, inputs.plan, pipeline=pipeline, ports=inputs.ports, layout=layout, threads=threads
-            )
-        )
-        programs.append(_stage_program(site_file, layout, environments[STAGE_LOCK], threads))
-    if is_gateway:
-        etc["gateway.json"] = to_bytes(gateway_config(site_file, box, inputs.plan, inputs.ports, layout))
-        programs.append(_gateway_program(site_file, layout, environments[CONTROL_LOCK]))
+    configurations = _configurations(inputs, box, layout)
+    threads = {STAGE: threads_of(inputs, box)} if STAGE in configurations else {}
+    programs = [
+        program(name, layout, environments, site.timing, threads.get(name, CONTROL_THREADS)) for name in configurations
+    ]
+    etc = {f"{name}.json": text for name, text in configurations.items()}
     etc["supervisord.conf"] = _supervisor_config(layout, programs).encode()
 
     release = release_tree(layout.prefix, inputs.library, etc)
-    files = _files(inputs, layout, is_gateway)
+    files = _files(inputs, layout, GATEWAY in configurations)
     supervisor, unit = _supervisor(site_file, layout, next(iter(environments.values())))
     if unit is not None:
         files.append(unit)
@@ -124,9 +119,9 @@ def render(inputs: RenderInputs, box: str) -> DesiredState:
         privileged=not layout.local,
         user=layout.user,
         packages=() if layout.local else site.device_profiles[site.boxes[box].profile].packages,
-        directories=_directories(layout, is_gateway),
+        directories=_directories(layout, configurations),
         files=tuple(files),
-        trees=(*_models(inputs, layout, pipeline, is_gateway), release),
+        trees=(*_models(inputs, box, layout, configurations), release),
         environments=tuple(environments.values()),
         links=(LinkSpec(f"{layout.prefix}/current", release.path),),
         identity=IdentitySpec(
@@ -138,13 +133,36 @@ def render(inputs: RenderInputs, box: str) -> DesiredState:
             ca_sha256=inputs.ca_sha256,
         ),
         supervisor=supervisor,
-        programs=tuple(_program_spec(inputs, layout, program, etc, environments) for program in programs),
+        programs=tuple(
+            program_spec(section, layout, environments, _needs(inputs, section.name, configurations[section.name]))
+            for section in programs
+        ),
         health_gate_seconds=site.timing.health_gate_seconds,
     )
 
 
-def _stop_seconds(site_file: SiteFile) -> int:
-    return math.ceil(site_file.site.timing.drain_seconds) + KILL_MARGIN_SECONDS
+def _configurations(inputs: RenderInputs, box: str, layout: BoxLayout) -> dict[str, bytes]:
+    """The file below `etc/` of each program of a box, in the order in which the programs start.
+
+    A site of external engines alone has neither coordinator nor gateway: nothing of ours serves there.
+    """
+    roles = inputs.site_file.site.boxes[box].roles
+    view = SiteView(inputs.site_file, inputs.specs, inputs.ports)
+    pipeline = pipeline_of(inputs.site_file, box) if Role.STAGE in roles else None
+    found: dict[str, bytes] = {}
+    if pipeline is not None:
+        config = stage_config(view, box, pipeline=pipeline, layout=layout, threads=threads_of(inputs, box))
+        found[STAGE] = to_bytes(config)
+    if Role.COORDINATOR in roles and inputs.specs:
+        found[COORDINATOR] = to_bytes(coordinator_config(view, box, layout))
+    if Role.GATEWAY in roles and inputs.specs:
+        found[GATEWAY] = to_bytes(gateway_config(view, box, layout))
+    return found
+
+
+def _needs(inputs: RenderInputs, name: str, configuration: bytes) -> ProgramNeeds:
+    secrets = hashlib.sha256(inputs.api_keys).hexdigest() if name == GATEWAY else ""
+    return ProgramNeeds(configuration, inputs.library.digest, inputs.ca_sha256, secrets)
 
 
 def _supervisor_config(layout: BoxLayout, programs: Sequence[Program]) -> str:
@@ -153,69 +171,6 @@ def _supervisor_config(layout: BoxLayout, programs: Sequence[Program]) -> str:
         pid_file=f"{layout.run_directory}/supervisord.pid",
         log_file=f"{layout.log}/supervisord.log",
         programs=programs,
-    )
-
-
-def _program_environment(layout: BoxLayout, threads: int) -> dict[str, str]:
-    return {
-        "OMP_NUM_THREADS": str(threads),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONNOUSERSITE": "1",
-        "PYTHONPATH": f"{layout.prefix}/current/lib",
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def _stage_program(site_file: SiteFile, layout: BoxLayout, environment: EnvironmentSpec, threads: int) -> Program:
-    python = f"{environment.path}/bin/python"
-    return Program(
-        name="stage",
-        argv=(python, "-m", "stage_runtime", "--config", f"{layout.etc}/stage.json"),
-        environment=_program_environment(layout, threads),
-        log_file=f"{layout.log}/stage.log",
-        user=layout.user,
-        start_seconds=START_SECONDS,
-        stop_seconds=_stop_seconds(site_file),
-    )
-
-
-def _gateway_program(site_file: SiteFile, layout: BoxLayout, environment: EnvironmentSpec) -> Program:
-    python = f"{environment.path}/bin/python"
-    return Program(
-        name="gateway",
-        argv=(python, "-m", "fleet.cli.main", "gateway", "--config", f"{layout.etc}/gateway.json"),
-        environment=_program_environment(layout, GATEWAY_THREADS),
-        log_file=f"{layout.log}/gateway.log",
-        user=layout.user,
-        start_seconds=START_SECONDS,
-        stop_seconds=_stop_seconds(site_file),
-    )
-
-
-def _program_spec(
-    inputs: RenderInputs,
-    layout: BoxLayout,
-    program: Program,
-    etc: Mapping[str, bytes],
-    environments: Mapping[str, EnvironmentSpec],
-) -> ProgramSpec:
-    """The program with the digest of all whose change needs a restart of it, and of nothing else."""
-    is_stage = program.name == "stage"
-    needs = {
-        "argv": list(program.argv),
-        "environment": dict(program.environment),
-        "stop_seconds": program.stop_seconds,
-        "configuration": hashlib.sha256(etc[f"{program.name}.json"]).hexdigest(),
-        "library": inputs.library.digest,
-        "environment_path": environments[STAGE_LOCK if is_stage else CONTROL_LOCK].path,
-        "ca": inputs.ca_sha256,
-        "api_keys": "" if is_stage else hashlib.sha256(inputs.api_keys).hexdigest(),
-    }
-    return ProgramSpec(
-        name=program.name,
-        fingerprint=_digest(needs),
-        health_socket=layout.stage_socket if is_stage else None,
-        health_states=STAGE_HEALTHY if is_stage else (),
     )
 
 
@@ -231,7 +186,7 @@ def _supervisor(
             prefix=layout.prefix,
             config_path=layout.supervisor_config,
             user=SERVICE_USER,
-            stop_seconds=_stop_seconds(site_file) + SUPERVISOR_STOP_MARGIN_SECONDS,
+            stop_seconds=stop_seconds(site_file.site.timing) + SUPERVISOR_STOP_MARGIN_SECONDS,
         )
     own_options = _supervisor_config(layout, ())
     spec = SupervisorSpec(
@@ -239,13 +194,13 @@ def _supervisor(
         python=python,
         socket=layout.supervisor_socket,
         unit=None if layout.local else UNIT_NAME,
-        fingerprint=_digest({"python": python, "options": own_options, "unit": text}),
+        fingerprint=digest({"python": python, "options": own_options, "unit": text}),
     )
     unit = None if layout.local else FileSpec(f"{UNIT_DIRECTORY}/{UNIT_NAME}", content_of(text.encode()))
     return spec, unit
 
 
-def _directories(layout: BoxLayout, is_gateway: bool) -> tuple[DirectorySpec, ...]:
+def _directories(layout: BoxLayout, programs: Collection[str]) -> tuple[DirectorySpec, ...]:
     """Parents first."""
     prefix, owner = layout.prefix, layout.owner
     plain = [DirectorySpec(f"{prefix}{name}") for name in ("", "/envs", "/models", "/releases")]
@@ -258,8 +213,7 @@ def _directories(layout: BoxLayout, is_gateway: bool) -> tuple[DirectorySpec, ..
             (f"{prefix}/state", 0o750),
         )
     ]
-    if is_gateway:
-        owned.append(DirectorySpec(layout.journal, mode=0o700, owner=owner, group=owner))
+    owned += [DirectorySpec(layout.state_of(name), mode=0o700, owner=owner, group=owner) for name in programs]
     if layout.local:  # elsewhere systemd makes /run/fleet at each start
         parent = layout.run_directory.rpartition("/")[0]
         owned += [DirectorySpec(parent, mode=0o700), DirectorySpec(layout.run_directory, mode=0o700)]
@@ -275,18 +229,15 @@ def _files(inputs: RenderInputs, layout: BoxLayout, is_gateway: bool) -> list[Fi
     return files
 
 
-def _models(inputs: RenderInputs, layout: BoxLayout, pipeline: str | None, is_gateway: bool) -> tuple[TreeSpec, ...]:
+def _models(inputs: RenderInputs, box: str, layout: BoxLayout, programs: Collection[str]) -> tuple[TreeSpec, ...]:
     """Whole model directories for the stage; for the gateway what it tokenises with. One tree a model."""
     trees: dict[str, TreeSpec] = {}
-    if is_gateway:
-        for planned in inputs.plan.pipelines.values():
-            tree = inputs.bundle.model_tree(planned.model, layout, weights=False)
+    if GATEWAY in programs:
+        for spec in inputs.specs.values():
+            tree = inputs.bundle.model_tree(spec.model, layout, weights=False)
             trees[tree.path] = tree
+    pipeline = pipeline_of(inputs.site_file, box) if STAGE in programs else None
     if pipeline is not None:
-        tree = inputs.bundle.model_tree(inputs.plan.pipelines[pipeline].model, layout, weights=True)
+        tree = inputs.bundle.model_tree(inputs.specs[pipeline].model, layout, weights=True)
         trees[tree.path] = tree
     return tuple(trees[path] for path in sorted(trees))
-
-
-def _digest(data: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,15 +1,21 @@
-"""`etc/stage.json` and `etc/gateway.json` of a box, as docs/architecture.md lays them down. Pure."""
+"""`etc/stage.json`, `etc/coordinator.json` and `etc/gateway.json`, as docs/architecture.md lays them down. Pure.
+
+None of them holds a plan. stage.json names no other stage either: where the neighbours are comes with the plan.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fleet.errors import ExitCode, FleetError
 from fleet.inventory.sitefile import SiteFile
-from fleet.planning.plan import Plan
-from fleet.provision.ports import BoxPorts
+from fleet.planning.cost import MIB
+from fleet.planning.site import box_cost
+from fleet.planning.spec import PipelineSpec, box_to_json, spec_to_json
+from fleet.provision.ports import BoxPorts, coordinator_box
 from fleet.provision.render_layout import CLOCK_SYNCHRONISED_FILE, BoxLayout, listen_host
 
 PREFILL_CHUNK_TOKENS = 128  # a long prompt holds up the others' next token for one such chunk at most
@@ -44,49 +50,67 @@ def to_bytes(data: Mapping[str, Any]) -> bytes:
     return (json.dumps(data, indent=2, sort_keys=True) + "\n").encode()
 
 
-def stage_config(
-    site_file: SiteFile,
-    box: str,
-    plan: Plan,
-    *,
-    pipeline: str,
-    ports: Mapping[str, BoxPorts],
-    layout: BoxLayout,
-    threads: int,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SiteView:
+    """What the configurations of a site's programs follow from.
+
+    Attributes:
+        site_file: the inventory. specs: of every pipeline of our engine. ports: of every box.
+    """
+
+    site_file: SiteFile
+    specs: Mapping[str, PipelineSpec]
+    ports: Mapping[str, BoxPorts]
+
+    def coordinator(self) -> dict[str, Any]:
+        """Where stages and gateways dial the coordinator.
+
+        Raises:
+            FleetError: no box has the role; the inventory's own check says so before.
+        """
+        box = coordinator_box(self.site_file)
+        return {"box": box, "host": self.site_file.site.boxes[box].address, "port": self.ports[box].coordinator}
+
+    def common(self, box: str, layout: BoxLayout) -> dict[str, Any]:
+        """Keys that every configuration has."""
+        return {
+            "site": self.site_file.site.site,
+            "box": box,
+            "tls": layout.tls,
+            "clock_synchronised_file": _clock_synchronised_file(self.site_file, layout),
+        }
+
+    def listen(self, box: str, layout: BoxLayout, port: int) -> dict[str, Any]:
+        """An address that a program of a box listens on."""
+        return {"host": listen_host(self.site_file.site.boxes[box].address, local=layout.local), "port": port}
+
+
+def stage_config(view: SiteView, box: str, *, pipeline: str, layout: BoxLayout, threads: int) -> dict[str, Any]:
     """`etc/stage.json` of a box.
 
     Args:
-        ports: of every box of the site.
         threads: compute threads of the stage.
     """
-    site = site_file.site
-    planned = plan.pipelines[pipeline]
-    host = listen_host(site.boxes[box].address, local=layout.local)
-    peers = {
-        name: {"host": site.boxes[name].address, "port": ports[name].ring} for name in site.pipelines[pipeline].boxes
-    }
-    timing = _ring_timing(site_file)
-    timing["drain_seconds"] = site.timing.drain_seconds
-    return {
-        "schema": 1,
-        "site": site.site,
-        "box": box,
+    site, spec, ports = view.site_file.site, view.specs[pipeline], view.ports[box]
+    timing = _ring_timing(view.site_file)
+    timing |= {"heartbeat_seconds": site.timing.heartbeat_seconds, "drain_seconds": site.timing.drain_seconds}
+    return view.common(box, layout) | {
+        "schema": 2,
         "pipeline": pipeline,
-        "plan": json.loads(plan.to_json()),
-        "model_directory": layout.model(planned.model_digest),
-        "model_digest": planned.model_digest,
-        "ring": {"host": host, "port": ports[box].ring},
-        "metrics": {"host": host, "port": ports[box].metrics},
-        "peers": peers,
+        "policy": spec.policy,
+        "model_directory": layout.model(spec.model_digest),
+        "model_digest": spec.model_digest,
+        "ring": view.listen(box, layout, ports.ring),
+        "metrics": view.listen(box, layout, ports.metrics),
+        "coordinator": view.coordinator(),
+        "state_directory": layout.state_of("stage"),
         "admin_socket": layout.stage_socket,
-        "tls": layout.tls,
-        "clock_synchronised_file": _clock_synchronised_file(site_file, layout),
         "threads": threads,
         "kernel": "auto",
-        "max_batch_sequences": planned.max_sequences,
+        "max_batch_sequences": spec.max_sequences,
         "prefill_chunk_tokens": PREFILL_CHUNK_TOKENS,
         "kv_block_tokens": KV_BLOCK_TOKENS,
+        "memory_keep_free_bytes": site.boxes[box].memory_keep_free_mib * MIB,
         "timing": timing,
     }
 
@@ -96,45 +120,66 @@ def _clock_synchronised_file(site_file: SiteFile, layout: BoxLayout) -> str | No
     return CLOCK_SYNCHRONISED_FILE if site_file.site.time_servers and not layout.local else None
 
 
-def gateway_config(
-    site_file: SiteFile, box: str, plan: Plan, ports: Mapping[str, BoxPorts], layout: BoxLayout
-) -> dict[str, Any]:
-    """`etc/gateway.json` of the gateway's box."""
-    site = site_file.site
-    pipelines = {}
-    for name, planned in plan.pipelines.items():
-        first = planned.stages[0].box
-        pipelines[name] = {
-            "model": planned.model,
-            "model_directory": layout.model(planned.model_digest),
-            "model_digest": planned.model_digest,
-            "policy": planned.policy,
-            "epoch": plan.epoch,
-            "max_tokens_per_sequence": planned.max_tokens_per_sequence,
-            "max_sequences": planned.max_sequences,
-            "first_stage": {"box": first, "host": site.boxes[first].address, "port": ports[first].ring},
-        }
-    return {
+def coordinator_config(view: SiteView, box: str, layout: BoxLayout) -> dict[str, Any]:
+    """`etc/coordinator.json` of the coordinator's box: pipelines and boxes with their nominal figures."""
+    ports = view.ports[box]
+    members = [name for spec in view.specs.values() for name in spec.boxes]
+    return view.common(box, layout) | {
         "schema": 1,
-        "site": site.site,
-        "box": box,
+        "listen": view.listen(box, layout, ports.coordinator),
+        "http": view.listen(box, layout, ports.coordinator_http),
+        "state_directory": layout.state_of("coordinator"),
+        "pipelines": {name: spec_to_json(spec) for name, spec in view.specs.items()},
+        "boxes": {name: _box(view, name) for name in members},
+        "timing": _coordinator_timing(view.site_file),
+    }
+
+
+def _box(view: SiteView, name: str) -> dict[str, Any]:
+    site = view.site_file.site
+    where = {"host": site.boxes[name].address, "ring_port": view.ports[name].ring}
+    return where | box_to_json(box_cost(site, name))
+
+
+def gateway_config(view: SiteView, box: str, layout: BoxLayout) -> dict[str, Any]:
+    """`etc/gateway.json` of the gateway's box."""
+    gateway, ports = view.site_file.site.gateway, view.ports[box]
+    pipelines = {
+        name: {
+            "model": spec.model,
+            "model_directory": layout.model(spec.model_digest),
+            "model_digest": spec.model_digest,
+            "policy": spec.policy,
+            "max_tokens_per_sequence": spec.max_tokens_per_sequence,
+            "max_sequences": spec.max_sequences,
+        }
+        for name, spec in view.specs.items()
+    }
+    return view.common(box, layout) | {
+        "schema": 2,
         "pipelines": pipelines,
-        "listen": {
-            "host": listen_host(site.boxes[box].address, local=layout.local),
-            "port": ports[box].gateway,
-        },
-        "loopback": {"host": "127.0.0.1", "port": ports[box].gateway_loopback},
-        "tls": layout.tls,
-        "clock_synchronised_file": _clock_synchronised_file(site_file, layout),
+        "coordinator": view.coordinator(),
+        "listen": view.listen(box, layout, ports.gateway),
+        "loopback": {"host": "127.0.0.1", "port": ports.gateway_loopback},
         "api_keys_file": layout.api_keys,
-        "journal_directory": layout.journal,
-        "max_queued_requests": site.gateway.max_queued_requests,
-        "request_timeout_seconds": site.gateway.request_timeout_seconds,
-        "first_token_timeout_seconds": site.gateway.first_token_timeout_seconds,
-        "timing": _ring_timing(site_file),
+        "journal_directory": layout.state_of("gateway"),
+        "max_queued_requests": gateway.max_queued_requests,
+        "request_timeout_seconds": gateway.request_timeout_seconds,
+        "first_token_timeout_seconds": gateway.first_token_timeout_seconds,
+        "replan_wait_seconds": gateway.replan_wait_seconds,
+        "keep_alive_seconds": gateway.keep_alive_seconds,
+        "resume_max_seconds": gateway.resume_max_seconds,
+        "resume_max_streams": gateway.resume_max_streams,
+        "timing": _ring_timing(view.site_file),
     }
 
 
 def _ring_timing(site_file: SiteFile) -> dict[str, Any]:
     timing = site_file.site.timing.model_dump()
     return {name: seconds for name, seconds in timing.items() if name.startswith("ring_")}
+
+
+def _coordinator_timing(site_file: SiteFile) -> dict[str, Any]:
+    """All that is not about provisioning."""
+    timing = site_file.site.timing.model_dump()
+    return {name: seconds for name, seconds in timing.items() if not name.startswith("ssh_") and "_gate_" not in name}

@@ -72,10 +72,9 @@ class BoxLayout:
         """Logs of supervisord and its programs: where an administrator looks for them."""
         return f"{self.prefix}/log" if self.local else LOG_DIRECTORY
 
-    @property
-    def journal(self) -> str:
-        """The gateway's journal."""
-        return f"{self.prefix}/state/journal"
+    def state_of(self, program: str) -> str:
+        """What a program keeps: the stage's and the coordinator's logs of epochs, the gateway's journal."""
+        return f"{self.prefix}/state/{'journal' if program == 'gateway' else program}"
 
     @property
     def tls(self) -> dict[str, str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.errors import FleetError
 from fleet.inventory.sitefile import SiteFile
-from fleet.planning.plan import Plan
+from fleet.planning.spec import PipelineSpec
 from fleet.provision.desired import DesiredState
 from fleet.provision.diff import Change, diff
 from fleet.provision.pki import (
@@ -38,7 +38,6 @@ from fleet.provision.rollout_state import (
     last_failures,
     remember_cores,
     remember_failures,
-    site_plan,
 )
 from fleet.provision.sending import files_to_send
 from fleet.provision.session import BoxSession, open_session
@@ -86,11 +85,11 @@ class _Progress:
     cores: int | None = None
 
 
-def prepare(site_file: SiteFile, bundle: BundleView, wanted: Plan, *, keep: bool) -> Prepared:
-    """Ports, site CA, operator's certificate, API key, epoch; with `keep` what is new is written down.
+def prepare(site_file: SiteFile, bundle: BundleView, specs: Mapping[str, PipelineSpec], *, keep: bool) -> Prepared:
+    """Ports, site CA, operator's certificate, API key; with `keep` what is new is written down.
 
     Args:
-        wanted: the plan; its epoch comes from `<state>/plan.json`.
+        specs: every pipeline of our engine as the coordinator gets it.
         keep: False with `--check`: nothing is made, nothing is written.
 
     Raises:
@@ -111,7 +110,7 @@ def prepare(site_file: SiteFile, bundle: BundleView, wanted: Plan, *, keep: bool
         site_file=site_file,
         bundle=bundle,
         library=library,
-        plan=site_plan(state, wanted, keep=keep),
+        specs=specs,
         ports=site_ports(site_file, keep=keep),
         ca_pem=NO_CA_YET if authority is None else authority.certificate_pem,
         ca_sha256="" if authority is None else authority.sha256,

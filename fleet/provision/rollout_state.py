@@ -1,26 +1,21 @@
-"""What provisioning remembers on the operator's side: plan epoch, API key, cores, endpoints, last failures."""
+"""What provisioning remembers on the operator's side: API key, cores, endpoints, last failures."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fleet.errors import FleetError
 from fleet.inventory.model import Role
 from fleet.inventory.sitefile import SiteFile
-from fleet.planning.plan import Plan
-from fleet.provision.ports import BoxPorts, gateway_box
-from fleet.provision.render_etc import pipeline_of, to_bytes
+from fleet.provision.ports import BoxPorts, coordinator_box, gateway_box
+from fleet.provision.render_etc import external_pipelines, pipeline_of, to_bytes
 from fleet.provision.render_layout import server_name
 from fleet.provision.state_directory import read_state, write_private, write_private_json
 
-FIRST_EPOCH = 1
-PLAN_FILE = "plan.json"
 API_KEY_FILE = "api_key"
 BOXES_FILE = "boxes.json"
 ENDPOINTS_FILE = "endpoints.json"
@@ -28,31 +23,6 @@ FAILED_FILE = "failed.json"
 GENERATED_KEY_NAME = "default"
 GENERATED_KEY_BYTES = 32
 API_KEY_MAX_BYTES = 4096
-
-
-def next_plan(known: Plan | None, wanted: Plan) -> Plan:
-    """The wanted plan with its epoch: the known one's while nothing changes, one more when anything does."""
-    if known is None:
-        return replace(wanted, epoch=max(FIRST_EPOCH, wanted.epoch))
-    if known.pipelines == wanted.pipelines:
-        return known
-    return replace(wanted, epoch=known.epoch + 1)
-
-
-def site_plan(state_directory: Path, wanted: Plan, *, keep: bool) -> Plan:
-    """The site's plan with its epoch; with `keep` it is written to `<state>/plan.json` before any box hears of it,
-    so that no epoch ever names two plans.
-
-    Raises:
-        FleetError: plan.json is damaged.
-    """
-    path = state_directory / PLAN_FILE
-    hint = "put it back from a backup: its epoch must not fall below what the boxes have seen"
-    known = read_state(path, lambda data: Plan.from_data(data["plan"]), hint)
-    plan = next_plan(known, wanted)
-    if keep:
-        write_private_json(path, {"schema": 1, "plan": json.loads(plan.to_json())})
-    return plan
 
 
 def client_key(site_file: SiteFile, *, create: bool) -> str | None:
@@ -119,9 +89,10 @@ def last_failures(state_directory: Path) -> tuple[str, ...]:
 
 
 def endpoints(site_file: SiteFile, ports: Mapping[str, BoxPorts]) -> dict[str, Any]:
-    """Where the operator's verbs find gateway and stages: `<state>/endpoints.json`.
+    """Where the operator's verbs find gateway, coordinator and stages: `<state>/endpoints.json`.
 
-    `stages` are the metrics ports (health over mutual TLS); `gateway_loopback` is null unless it is this machine's.
+    `stages` are the metrics ports (health over mutual TLS), `coordinator` its HTTP port, null where the site has only
+    external engines; `gateway_loopback` is null unless it is this machine's.
     """
     site = site_file.site
 
@@ -132,10 +103,12 @@ def endpoints(site_file: SiteFile, ports: Mapping[str, BoxPorts]) -> dict[str, A
     loopback = None
     if gateway is not None and site.boxes[gateway].connection == "local":
         loopback = {"host": "127.0.0.1", "port": ports[gateway].gateway_loopback}
+    coordinator = coordinator_box(site_file) if len(external_pipelines(site_file)) < len(site.pipelines) else None
     stages = [box for box in site_file.boxes_with(Role.STAGE) if pipeline_of(site_file, box) is not None]
     return {
         "schema": 1,
         "gateway": None if gateway is None else of(gateway, ports[gateway].gateway),
         "gateway_loopback": loopback,
+        "coordinator": None if coordinator is None else of(coordinator, ports[coordinator].coordinator_http),
         "stages": {box: of(box, ports[box].metrics) for box in stages},
     }

@@ -33,7 +33,7 @@ def sites(draw: st.DrawFn) -> dict[str, Any]:
     """A valid site as JSON data."""
     names = draw(st.lists(NAMES, min_size=1, max_size=5, unique=True))
     macs = draw(st.lists(MACS, min_size=len(names), max_size=len(names), unique=True))
-    boxes = {
+    boxes: dict[str, dict[str, Any]] = {
         name: {
             "address": f"10.0.0.{number}",
             "profile": "pc",

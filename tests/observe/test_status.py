@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.observe.health import Answer, SiteAnswers
 from fleet.observe.status import PIPELINE_COLUMNS, STAGE_COLUMNS, site_status
+from tests.observe.coordinator import site_document
 
 STAGE = {
     "schema": 1, "box": "box1", "state": "ready", "reason": "", "version": "0.1.0", "pipeline": "main",
@@ -25,6 +26,7 @@ GATEWAY = {"schema": 1, "state": "ready", "reason": "", "pipelines": {"main": PI
 AWAY = Answer(None, unreachable=True, error="192.0.2.1:7403: no answer within 2 s")
 BROKEN = Answer(None, error="192.0.2.1:7403: TLS: certificate verify failed")
 READY = Answer(GATEWAY)
+COORDINATOR = Answer(site_document())
 WAITING = Answer({**GATEWAY, "state": "unavailable", "reason": "box2 is away"})
 
 
@@ -34,7 +36,7 @@ def stage(**changes: Any) -> Answer:
 
 def test_a_row_says_who_holds_what() -> None:
     status = site_status(
-        SiteAnswers({"box1": stage(), "box2": stage(layers=[11, 11], embedding=False, head=False)}, READY)
+        SiteAnswers({"box1": stage(), "box2": stage(layers=[11, 11], embedding=False, head=False)}, READY, COORDINATOR)
     )
     assert dict(zip(STAGE_COLUMNS, status.stages[0].cells(), strict=True)) == {
         "box": "box1", "state": "ready", "layers": "0-10", "holds": "embedding, head", "weights MiB": "77",
@@ -65,20 +67,27 @@ def test_a_row_says_who_holds_what() -> None:
 )
 def test_exit_codes(stages: list[Answer], gateway: Answer | None, code: int) -> None:
     boxes = {f"box{number}": answer for number, answer in enumerate(stages)}
-    status = site_status(SiteAnswers(boxes, gateway))
+    status = site_status(SiteAnswers(boxes, gateway, COORDINATOR))
     assert status.exit_code == code
     assert bool(status.failures) == (code != 0)
 
 
+@pytest.mark.parametrize(("coordinator", "code"), [(COORDINATOR, 0), (None, 0), (AWAY, 3), (BROKEN, 1)])
+def test_a_site_without_its_coordinator_serves_but_is_not_well(coordinator: Answer | None, code: int) -> None:
+    status = site_status(SiteAnswers({"box1": stage()}, READY, coordinator))
+    assert status.exit_code == code
+    assert [line.split(":")[0] for line in status.failures] == ([] if code == 0 else ["coordinator"])
+
+
 def test_an_unreachable_box_is_a_row_of_its_own_with_the_reason() -> None:
-    status = site_status(SiteAnswers({"box1": stage(), "box2": AWAY}, AWAY))
+    status = site_status(SiteAnswers({"box1": stage(), "box2": AWAY}, AWAY, AWAY))
     assert status.stages[1].cells()[:2] == ("box2", "unreachable")
     assert status.stages[1].note == AWAY.error
     assert (status.gateway_state, status.pipelines[0].cells()[:2]) == ("unreachable", ("(gateway)", "unreachable"))
 
 
 def test_what_a_serving_stage_has_to_say_is_a_note_and_no_failure() -> None:
-    status = site_status(SiteAnswers({"box1": stage(state="loaded", reason="waits for box2")}, READY))
+    status = site_status(SiteAnswers({"box1": stage(state="loaded", reason="waits for box2")}, READY, COORDINATOR))
     assert (status.notes, status.failures) == (("box1: waits for box2",), ())
 
 
@@ -95,6 +104,6 @@ json_values = st.recursive(
     st.fixed_dictionaries({}, optional={"state": json_values, "pipelines": st.dictionaries(st.text(), json_values)}),
 )
 def test_any_answer_makes_rows(stage_document: dict[str, Any], gateway_document: dict[str, Any]) -> None:
-    status = site_status(SiteAnswers({"box1": Answer(stage_document)}, Answer(gateway_document)))
+    status = site_status(SiteAnswers({"box1": Answer(stage_document)}, Answer(gateway_document), COORDINATOR))
     assert all(isinstance(cell, str) for row in (*status.stages, *status.pipelines) for cell in row.cells())
     assert status.exit_code in (0, 1)

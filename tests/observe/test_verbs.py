@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import ssl
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,53 +17,10 @@ from tokenizers import Tokenizer
 from fleet.observe.asking import QUIET_SECONDS
 from stage_runtime.link.messages import FinishedEvent, TokenEvent
 from stage_runtime.link.tls import TlsIdentity
-from tests.gateway.site import KEY, Pki, ScriptedPipeline, free_port, make_pki, running, says, write_model
+from tests.gateway.site import ScriptedPipeline, free_port, running, says
+from tests.observe.conftest import Site, fleet, start
+from tests.observe.coordinator import ScriptedCoordinator, serving
 from tests.observe.test_status import STAGE
-
-INVENTORY = """
-site: demo
-prefix: prefix
-device_profiles:
-  pc: {architecture: x86_64, torch: {version: "2.13.0"}}
-box_defaults: {connection: local, address: 127.0.0.1, profile: pc}
-boxes:
-  box1: {roles: [stage]}
-  control: {roles: [coordinator, gateway]}
-models:
-  tiny: {source: {path: tiny.gguf}, licence: Apache-2.0}
-pipelines:
-  main: {model: tiny, boxes: [box1]}
-"""
-
-
-@dataclass(frozen=True)
-class Site:
-    """A site's directory on the operator's side."""
-
-    directory: Path
-    pki: Pki
-
-    @property
-    def inventory(self) -> Path:
-        return self.directory / "site.yaml"
-
-    def write_endpoints(self, *, gateway_port: int, stage_port: int) -> None:
-        def entry(box: str, port: int) -> dict[str, Any]:
-            return {"host": "127.0.0.1", "port": port, "server_name": f"{box}.demo.fleet.internal"}
-
-        document = {"schema": 1, "gateway": entry("control", gateway_port), "gateway_loopback": None,
-                    "stages": {"box1": entry("control", stage_port)}}  # fmt: skip
-        (self.directory / ".fleet" / "demo" / "endpoints.json").write_text(json.dumps(document))
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    (tmp_path / "site.yaml").write_text(INVENTORY)
-    state = tmp_path / ".fleet" / "demo"
-    pki = make_pki(state)
-    (state / "api_key").write_text(KEY + "\n")
-    write_model(tmp_path / "model")
-    return Site(tmp_path, pki)
 
 
 @pytest.fixture
@@ -93,29 +46,10 @@ async def stage_of(site: Site, document: dict[str, Any], status: int = 200) -> A
     await runner.cleanup()
 
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "fleet.cli.main",
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-
-
-async def fleet(*arguments: str) -> tuple[int, str, str]:
-    process = await start(*arguments)
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
-
-
 async def test_ask_prints_the_answer(site: Site, tokenizer: Tokenizer) -> None:
     pipeline = ScriptedPipeline(says(tokenizer, "the lazy dog €"))
     async with running(site.directory, site.pki, {"main": pipeline}) as gateway:
-        site.write_endpoints(gateway_port=gateway.https_port, stage_port=1)
+        site.write_endpoints(gateway_port=gateway.https_port)
         options = ("--max-tokens", "40", "--temperature", "0", "--seed", "5", "--system", "be brief")
         answer = await fleet("ask", "hi", "-i", str(site.inventory), *options)
         code, out, _ = await fleet("ask", "hi", "-i", str(site.inventory), "-o", "json")
@@ -132,7 +66,7 @@ async def test_ask_shows_each_token_as_it_comes_and_ctrl_c_cancels(site: Site, t
     token = tokenizer.encode("one").ids[0]
     pipeline = ScriptedPipeline(lambda request: [TokenEvent(0, token), asyncio.Event()])
     async with running(site.directory, site.pki, {"main": pipeline}) as gateway:
-        site.write_endpoints(gateway_port=gateway.https_port, stage_port=1)
+        site.write_endpoints(gateway_port=gateway.https_port)
         process = await start("ask", "hi", "-i", str(site.inventory))
         assert process.stdout is not None
         assert await process.stdout.readexactly(1) == tokenizer.decode([token])[:1].encode()
@@ -147,7 +81,7 @@ async def test_ask_shows_each_token_as_it_comes_and_ctrl_c_cancels(site: Site, t
 async def test_ask_says_what_it_waits_for(site: Site, tokenizer: Tokenizer) -> None:
     pipeline = ScriptedPipeline(lambda request: [asyncio.Event()])
     async with running(site.directory, site.pki, {"main": pipeline}) as gateway:
-        site.write_endpoints(gateway_port=gateway.https_port, stage_port=1)
+        site.write_endpoints(gateway_port=gateway.https_port)
         process = await start("ask", "hi", "-i", str(site.inventory))
         assert process.stderr is not None
         line = (await process.stderr.readline()).decode()
@@ -160,13 +94,13 @@ async def test_ask_says_what_it_waits_for(site: Site, tokenizer: Tokenizer) -> N
 async def test_ask_names_the_next_command(site: Site, tokenizer: Tokenizer) -> None:
     code, _, err = await fleet("ask", "hi", "-i", str(site.inventory))
     assert (code, "was not provisioned from here" in err, "next: fleet provision" in err) == (1, True, True)
-    site.write_endpoints(gateway_port=free_port(), stage_port=1)
+    site.write_endpoints(gateway_port=free_port())
     code, _, err = await fleet("ask", "hi", "-i", str(site.inventory))
     assert (code, "refused" in err, f"next: fleet status -i {site.inventory}" in err) == (3, True, True)
     failed = FinishedEvent("unavailable", "the ring broke")
     pipeline = ScriptedPipeline(says(tokenizer, "the dog", after=failed))
     async with running(site.directory, site.pki, {"main": pipeline}) as gateway:
-        site.write_endpoints(gateway_port=gateway.https_port, stage_port=1)
+        site.write_endpoints(gateway_port=gateway.https_port)
         code, out, err = await fleet("ask", "hi", "-i", str(site.inventory))
         assert (code, out, "broke off: the ring broke" in err) == (1, "the dog", True)
         code, _, err = await fleet("ask", "hi", "-i", str(site.inventory), "--model", "other")
@@ -179,25 +113,54 @@ async def test_ask_names_the_next_command(site: Site, tokenizer: Tokenizer) -> N
 
 async def test_status_shows_the_site(site: Site, tokenizer: Tokenizer) -> None:
     pipeline = ScriptedPipeline(says(tokenizer, "x"))
-    async with running(site.directory, site.pki, {"main": pipeline}) as gateway, stage_of(site, STAGE) as port:
-        site.write_endpoints(gateway_port=gateway.https_port, stage_port=port)
+    async with (
+        running(site.directory, site.pki, {"main": pipeline}) as gateway,
+        stage_of(site, STAGE) as port,
+        serving(ScriptedCoordinator(), site.pki) as coordinator_port,
+    ):
+        ports = {"gateway_port": gateway.https_port, "coordinator_port": coordinator_port}
+        site.write_endpoints(**ports, stage_port=port)
         code, out, err = await fleet("status", "-i", str(site.inventory))
-        assert (code, err) == (0, "every stage and the gateway serve\n")
-        assert out.splitlines()[1].split("\t")[:4] == ["box1", "ready", "0-10", "embedding, head"]
+        assert (code, err) == (0, "every stage, the gateway and the coordinator serve\n")
+        rows = [line.split("\t") for line in out.splitlines()]
+        assert rows[1][:4] == ["box1", "ready", "0-10", "embedding, head"]
+        assert ["main", "serving", "3", "box1 box2 box3", "", "", "", ""] in rows
+        assert ["box2", "serving", "5 min", "25%", "52", "", ""] in rows
         code, out, _ = await fleet("status", "-i", str(site.inventory), "-o", "json")
         document = json.loads(out)
         assert (document["kind"], document["data"]["stages"][0]["layers"]) == ("status", [0, 11])
-        site.write_endpoints(gateway_port=gateway.https_port, stage_port=free_port())
+        assert document["data"]["coordinator"]["plans"][0]["order"] == ["box1", "box2", "box3"]
+        site.write_endpoints(**ports, stage_port=free_port())
         code, out, err = await fleet("status", "-i", str(site.inventory))
         assert (code, "unreachable" in out) == (3, True)
         assert err.startswith("box1: unreachable: 127.0.0.1:")
         assert f"next: fleet provision {site.inventory} --check" in err
 
 
-async def test_status_of_a_failed_stage(site: Site, tokenizer: Tokenizer) -> None:
+async def test_status_without_a_coordinator_shows_the_rest(site: Site, tokenizer: Tokenizer) -> None:
+    pipeline = ScriptedPipeline(says(tokenizer, "x"))
+    async with running(site.directory, site.pki, {"main": pipeline}) as gateway, stage_of(site, STAGE) as port:
+        site.write_endpoints(gateway_port=gateway.https_port, stage_port=port, coordinator_port=free_port())
+        code, out, err = await fleet("status", "-i", str(site.inventory))
+    assert (code, out.splitlines()[1].split("\t")[:2]) == (3, ["box1", "ready"])
+    assert "coordinator: unreachable: 127.0.0.1:" in err
+    assert "heals nothing until it is back" in err
+
+
+async def test_endpoints_of_an_older_version_say_what_to_do(site: Site) -> None:
+    site.write_endpoints()
+    path = site.directory / ".fleet" / "demo" / "endpoints.json"
+    document = json.loads(path.read_text())
+    del document["coordinator"]
+    path.write_text(json.dumps(document))
+    code, _, err = await fleet("status", "-i", str(site.inventory))
+    assert (code, "it names no coordinator" in err, f"next: fleet provision {site.inventory}" in err) == (1, True, True)
+
+
+async def test_status_of_a_failed_stage(site: Site) -> None:
     failed = {**STAGE, "state": "failed", "reason": "layer-003.safetensors: digest differs"}
     async with stage_of(site, failed, 503) as port:
-        site.write_endpoints(gateway_port=free_port(), stage_port=port)
+        site.write_endpoints(gateway_port=free_port(), stage_port=port, coordinator_port=free_port())
         code, out, err = await fleet("status", "-i", str(site.inventory))
     assert code == 1
     assert out.splitlines()[1].startswith("box1\tfailed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import zipfile
 from pathlib import Path
@@ -10,7 +11,10 @@ from pathlib import Path
 from fleet.bundle.manifest import BundledModel, FileEntry, LockedWheel, Manifest, TargetWheels, make_lock
 from fleet.inventory.loader import load_site
 from fleet.inventory.sitefile import SiteFile
-from fleet.planning.plan import PipelinePlan, Plan, StagePlan
+from fleet.planning.cost import ModelCost
+from fleet.planning.spec import PipelineSpec
+from fleet.planning.weights import WeightBytes
+from fleet.provision.desired import DesiredState, FileSpec
 from fleet.provision.ports import BoxPorts, choose_ports
 from fleet.provision.release import read_library
 from fleet.provision.render import RenderInputs
@@ -105,24 +109,34 @@ def write_bundle(site_file: SiteFile, target: str = "") -> BundleView:
     return BundleView(site_file, manifest)
 
 
-def make_plan(epoch: int = 1, last: int = 6) -> Plan:
-    """Two layers on each of the three boxes."""
-    stages = tuple(
-        StagePlan(box, start, end, embedding=start == 0, head=start == 0)
-        for box, start, end in (("box1", 0, 2), ("box2", 2, 4), ("box3", 4, last))
-    )
-    return Plan(epoch, {"main": PipelinePlan("small", MODEL_DIGEST, last, "exact", 4, 256, stages)})
+def make_specs(site_file: SiteFile, *, layers: int = 6) -> dict[str, PipelineSpec]:
+    """What the pipelines of our engine are to the coordinator: a model of a few bytes a layer."""
+    layer = WeightBytes(held=100, read=90, converting=50)
+    cost = ModelCost((layer,) * layers, layer, tied=True, trial_bytes=200, kv_bytes_per_token=8, hidden_size=4)
+    return {
+        name: PipelineSpec(
+            name=name,
+            model=line.model,
+            model_digest=MODEL_DIGEST,
+            policy=line.policy,
+            max_sequences=line.max_sequences,
+            max_tokens_per_sequence=line.max_tokens_per_sequence,
+            boxes=line.boxes,
+            explicit=None,
+            cost=cost,
+        )
+        for name, line in site_file.site.pipelines.items()
+        if line.engine.kind == "stage-runtime"
+    }
 
 
-def make_inputs(
-    site_file: SiteFile, bundle: BundleView, *, plan: Plan | None = None, ports: dict[str, BoxPorts] | None = None
-) -> RenderInputs:
+def make_inputs(site_file: SiteFile, bundle: BundleView, *, ports: dict[str, BoxPorts] | None = None) -> RenderInputs:
     """Inputs of `render`, every port free, cores known."""
     return RenderInputs(
         site_file=site_file,
         bundle=bundle,
         library=read_library(bundle.wheel_path),
-        plan=plan or make_plan(),
+        specs=make_specs(site_file),
         ports=ports or choose_ports(site_file, {}, lambda port: True),
         ca_pem=b"PEM\n",
         ca_sha256="c" * 64,
@@ -130,3 +144,17 @@ def make_inputs(
         cores={"box1": 8, "box2": 4},
         uid=1000,
     )
+
+
+def release_file(state: DesiredState, name: str) -> FileSpec:
+    """A file of the release's etc/."""
+    link = next(link for link in state.links if link.path.endswith("/current"))
+    tree = next(tree for tree in state.trees if tree.path == link.target)
+    return next(file for file in tree.files if file.path == f"{tree.path}/etc/{name}")
+
+
+def etc(state: DesiredState, name: str) -> dict[str, object]:
+    """A configuration of the release, decoded."""
+    data = release_file(state, name).content.data
+    assert data is not None
+    return json.loads(data)  # type: ignore[no-any-return]

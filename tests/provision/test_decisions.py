@@ -1,4 +1,4 @@
-"""Small decisions of a run: ports, epoch, keys, gate, what a box must have before it is written to."""
+"""Small decisions of a run: ports, keys, gate, what a box must have before it is written to."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import ExitCode, FleetError
-from fleet.planning.plan import Plan
 from fleet.provision.diff import Change
 from fleet.provision.facts import Facts, SystemFact
 from fleet.provision.pki import ensure_authority
-from fleet.provision.ports import choose_ports, is_free, site_ports
+from fleet.provision.ports import BoxPorts, choose_ports, is_free, site_ports
 from fleet.provision.release import digest_of, read_library
 from fleet.provision.render import render
 from fleet.provision.render_layout import check_local_prefix
@@ -33,21 +32,23 @@ from fleet.provision.rollout_state import (
     endpoints,
     known_cores,
     last_failures,
-    next_plan,
     remember_failures,
-    site_plan,
 )
 from fleet.provision.state_directory import read_json, site_lock, write_private
 from fleet.ssh.results import BoxError, HostResult, HostStatus
-from tests.provision.sites import make_inputs, make_plan, write_bundle, write_site
+from tests.provision.sites import make_inputs, write_bundle, write_site
+
+NO_PORTS = asdict(BoxPorts())
 
 
 def test_local_ports_are_apart_and_a_second_run_keeps_them(tmp_path: Path) -> None:
-    numbers = "ports: {ring: 21401, metrics: 21501, gateway: 21601, gateway_loopback: 21701}\n"  # used by no one else
+    names = ("ring", "metrics", "gateway", "gateway_loopback", "coordinator", "coordinator_http")
+    wanted = ", ".join(f"{name}: {21401 + 100 * index}" for index, name in enumerate(names))  # used by no one else
+    numbers = f"ports: {{{wanted}}}\n"
     site_file = write_site(tmp_path, connection="local", more=numbers)
     first = site_ports(site_file, keep=True)
     used = [port for ports in first.values() for port in asdict(ports).values() if port]
-    assert len(used) == 2 * 3 + 2
+    assert len(used) == 2 * 3 + 4
     assert len(set(used)) == len(used)
     with socket.socket() as busy:  # what it took is busy while the site runs, and stays its own
         busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,11 +69,24 @@ def test_a_box_that_gets_another_role_gets_its_ports(tmp_path: Path) -> None:
     }
 
 
+def test_ports_of_an_older_version_are_kept_and_the_new_ones_added(tmp_path: Path) -> None:
+    site_file = write_site(tmp_path, connection="local")
+    old = {"ring": 0, "metrics": 0, "gateway": 28443, "gateway_loopback": 28080}
+    stages = {f"box{number}": {**old, "ring": 27000 + number, "metrics": 27010 + number} for number in (1, 2, 3)}
+    known = {"schema": 1, "boxes": {**{name: {**p, "gateway": 0} for name, p in stages.items()}, "control": old}}
+    write_private(site_file.state_directory / "ports.json", json.dumps(known).encode())
+    ports = site_ports(site_file, keep=True)
+    assert (ports["box2"].ring, ports["box2"].metrics, ports["control"].gateway) == (27002, 27012, 28443)
+    assert ports["control"].coordinator
+    assert ports["control"].coordinator_http not in {0, ports["control"].coordinator}
+    assert site_ports(site_file, keep=False) == ports
+
+
 def test_a_busy_port_is_passed_over(tmp_path: Path) -> None:
     site_file = write_site(tmp_path, connection="local")
     ports = choose_ports(site_file, {}, lambda port: port != 7401)
     assert [ports[box].ring for box in ("box1", "box2")] == [7402, 7404]
-    assert ports["box1"].metrics == 7403
+    assert (ports["box1"].metrics, ports["control"].coordinator) == (7403, 7408)
 
 
 def test_no_free_port_is_an_error_with_numbers(tmp_path: Path) -> None:
@@ -91,35 +105,10 @@ def test_ssh_boxes_take_the_inventorys_ports(tmp_path: Path) -> None:
     site_file = write_site(tmp_path, more="ports: {ring: 9000}\n")
     ports = site_ports(site_file, keep=True)
     assert [asdict(ports[box]) for box in ("box1", "control")] == [
-        {"ring": 9000, "metrics": 7403, "gateway": 0, "gateway_loopback": 0},
-        {"ring": 0, "metrics": 0, "gateway": 8443, "gateway_loopback": 8080},
+        {**NO_PORTS, "ring": 9000, "metrics": 7403},
+        {**NO_PORTS, "gateway": 8443, "gateway_loopback": 8080, "coordinator": 7402, "coordinator_http": 7405},
     ]
     assert not (site_file.state_directory / "ports.json").exists()
-
-
-def test_the_epoch_rises_only_when_the_plan_changes(tmp_path: Path) -> None:
-    assert site_plan(tmp_path, make_plan(), keep=False).epoch == 1
-    assert not list(tmp_path.iterdir())
-    assert [site_plan(tmp_path, make_plan(), keep=True).epoch for _ in range(2)] == [1, 1]
-    assert site_plan(tmp_path, make_plan(last=7), keep=False).epoch == 2
-    assert [site_plan(tmp_path, make_plan(last=7), keep=True).epoch for _ in range(2)] == [2, 2]
-    assert site_plan(tmp_path, make_plan(), keep=True).epoch == 3
-
-
-@given(epochs=st.lists(st.integers(6, 9), max_size=12))
-def test_one_epoch_never_names_two_plans(epochs: list[int]) -> None:
-    known: Plan | None = None
-    seen: dict[int, Plan] = {}
-    for last in epochs:
-        known = next_plan(known, make_plan(last=last))
-        assert seen.setdefault(known.epoch, known) == known
-        assert known.epoch == max(seen)
-
-
-def test_a_damaged_plan_file_is_an_error_and_no_new_epoch(tmp_path: Path) -> None:
-    write_private(tmp_path / "plan.json", b'{"schema": 1, "plan": {}}')
-    with pytest.raises(FleetError, match="not what fleet wrote"):
-        site_plan(tmp_path, make_plan(), keep=True)
 
 
 def test_a_key_is_generated_once_and_only_its_digest_travels(tmp_path: Path) -> None:
@@ -148,6 +137,7 @@ def test_endpoints(tmp_path: Path) -> None:
     found = endpoints(remote, site_ports(remote, keep=False))
     assert found["gateway"] == {"host": "10.77.0.14", "port": 8443, "server_name": "control.small.fleet.internal"}
     assert found["gateway_loopback"] is None
+    assert found["coordinator"] == {"host": "10.77.0.14", "port": 7405, "server_name": "control.small.fleet.internal"}
     assert found["stages"]["box1"] == {"host": "10.77.0.11", "port": 7403, "server_name": "box1.small.fleet.internal"}
     local = write_site(tmp_path, connection="local")
     ports = choose_ports(local, {}, lambda port: True)
@@ -236,7 +226,7 @@ def test_a_damaged_state_file_is_named(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["{}", '{"boxes": 7}'])
-@pytest.mark.parametrize("file", ["boxes.json", "failed.json", "ports.json", "plan.json"])
+@pytest.mark.parametrize("file", ["boxes.json", "failed.json", "ports.json"])
 def test_a_state_file_that_says_something_else_is_named(tmp_path: Path, file: str, text: str) -> None:
     site_file = write_site(tmp_path, connection="local")
     state = site_file.state_directory
@@ -245,7 +235,6 @@ def test_a_state_file_that_says_something_else_is_named(tmp_path: Path, file: st
         "boxes.json": lambda: known_cores(state),
         "failed.json": lambda: last_failures(state),
         "ports.json": lambda: site_ports(site_file, keep=False),
-        "plan.json": lambda: site_plan(state, make_plan(), keep=False),
     }
     with pytest.raises(FleetError, match=rf"{file}: not what fleet wrote") as caught:
         readers[file]()
@@ -316,7 +305,7 @@ def test_a_release_is_named_by_its_content(tmp_path: Path) -> None:
     inputs = make_inputs(site_file, write_bundle(site_file))
     paths = {
         render(inputs, "box1").links[0].target,
-        render(replace(inputs, plan=make_plan(epoch=2)), "box1").links[0].target,
+        render(replace(inputs, cores={"box1": 7}), "box1").links[0].target,
         render(inputs, "box1").links[0].target,
     }
     assert len(paths) == 2

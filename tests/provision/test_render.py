@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,92 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import FleetError
-from fleet.gateway.config import parse_config
 from fleet.inventory.loader import load_site
-from fleet.provision.desired import DesiredState, FileSpec
+from fleet.provision.desired import DesiredState
 from fleet.provision.render import RenderInputs, render, threads_of
 from fleet.provision.render_etc import external_pipelines
 from fleet.provision.render_layout import alternative_names
-from tests.provision.sites import MODEL_DIGEST, make_inputs, make_plan, write_bundle, write_site
-
-
-@pytest.fixture
-def inputs(tmp_path: Path) -> RenderInputs:
-    site_file = write_site(tmp_path)
-    return make_inputs(site_file, write_bundle(site_file))
-
-
-@pytest.fixture
-def local_inputs(tmp_path: Path) -> RenderInputs:
-    site_file = write_site(tmp_path, connection="local")
-    return make_inputs(site_file, write_bundle(site_file))
-
-
-def release_file(state: DesiredState, name: str) -> FileSpec:
-    """A file of the release's etc/."""
-    link = next(link for link in state.links if link.path.endswith("/current"))
-    tree = next(tree for tree in state.trees if tree.path == link.target)
-    return next(file for file in tree.files if file.path == f"{tree.path}/etc/{name}")
-
-
-def etc(state: DesiredState, name: str) -> dict[str, object]:
-    data = release_file(state, name).content.data
-    assert data is not None
-    return json.loads(data)  # type: ignore[no-any-return]
-
-
-def test_stage_json_has_exactly_what_the_contract_says(inputs: RenderInputs) -> None:
-    config = etc(render(inputs, "box2"), "stage.json")
-    assert config == {
-        "schema": 1,
-        "site": "small",
-        "box": "box2",
-        "pipeline": "main",
-        "plan": json.loads(inputs.plan.to_json()),
-        "model_directory": f"/opt/fleet/models/{MODEL_DIGEST[:16]}",
-        "model_digest": MODEL_DIGEST,
-        "ring": {"host": "0.0.0.0", "port": 7401},  # noqa: S104 - expected text
-        "metrics": {"host": "0.0.0.0", "port": 7403},  # noqa: S104
-        "peers": {f"box{n}": {"host": f"10.77.0.1{n}", "port": 7401} for n in (1, 2, 3)},
-        "admin_socket": "/run/fleet/stage.sock",
-        "tls": {
-            "ca": "/opt/fleet/pki/ca.crt",
-            "certificate": "/opt/fleet/pki/box.crt",
-            "key": "/opt/fleet/pki/box.key",
-        },
-        "clock_synchronised_file": None,
-        "threads": 4,
-        "kernel": "auto",
-        "max_batch_sequences": 4,
-        "prefill_chunk_tokens": 128,
-        "kv_block_tokens": 64,
-        "timing": {
-            "ring_connect_seconds": 3.0,
-            "ring_handshake_seconds": 5.0,
-            "ring_reconnect_seconds": 0.25,
-            "ring_reconnect_max_seconds": 3.0,
-            "ring_ping_seconds": 0.5,
-            "ring_silence_seconds": 3.0,
-            "drain_seconds": 30.0,
-        },
-    }
-
-
-def test_gateway_json_is_what_the_gateway_reads(inputs: RenderInputs) -> None:
-    state = render(inputs, "control")
-    config = parse_config(etc(state, "gateway.json"))
-    assert config.pipelines[0].first_stage == "box1"
-    assert (config.pipelines[0].address.host, config.pipelines[0].address.port) == ("10.77.0.11", 7401)
-    assert config.pipelines[0].max_sequences == 4
-    assert config.loopback is not None
-    assert (config.listen.port, config.loopback.host, config.loopback.port) == (8443, "127.0.0.1", 8080)
-    assert str(config.api_keys_file) in {file.path for file in state.files}
+from tests.provision.sites import etc, make_inputs, make_specs, release_file, write_bundle, write_site
 
 
 def test_a_stage_box_and_the_control_box_have_what_their_roles_need(inputs: RenderInputs) -> None:
     stage, control = render(inputs, "box1"), render(inputs, "control")
     assert [program.name for program in stage.programs] == ["stage"]
-    assert [program.name for program in control.programs] == ["gateway"]
+    assert [program.name for program in control.programs] == ["coordinator", "gateway"]
     assert [len(environment.wheels) for environment in stage.environments] == [2]
     assert [name for name, _ in control.environments[0].wheels] == ["supervisor-1.0-py3-none-any.whl"]
 
@@ -124,6 +49,9 @@ def test_owners_and_modes_over_ssh(inputs: RenderInputs) -> None:
     assert directories["/opt/fleet"] == (0o755, "root")
     assert directories["/opt/fleet/pki"] == (0o700, "fleet")
     assert directories["/opt/fleet/state"] == (0o750, "fleet")
+    assert directories["/opt/fleet/state/coordinator"] == (0o700, "fleet")
+    assert directories["/opt/fleet/state/journal"] == (0o700, "fleet")
+    assert {spec.path: spec.mode for spec in render(inputs, "box1").directories}["/opt/fleet/state/stage"] == 0o700
     keys = next(file for file in state.files if file.path.endswith("api_keys.json"))
     assert (keys.mode, keys.owner, keys.secret) == (0o600, "fleet", True)
     assert state.packages == ("openssl", "python3-venv")
@@ -197,6 +125,17 @@ def fingerprints(inputs: RenderInputs) -> dict[str, str]:
     }
 
 
+def with_text(inputs: RenderInputs, old: str, new: str) -> RenderInputs:
+    """The inputs with another inventory text."""
+    file = inputs.site_file.file
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    site_file = load_site(file)
+    file.write_text(text)
+    return replace(inputs, site_file=site_file, bundle=replace(inputs.bundle, site_file=site_file))
+
+
 def test_programs_restart_for_what_concerns_them_and_for_nothing_else(inputs: RenderInputs) -> None:
     before = fingerprints(inputs)
 
@@ -207,11 +146,17 @@ def test_programs_restart_for_what_concerns_them_and_for_nothing_else(inputs: Re
     stages = {"box1/stage", "box2/stage", "box3/stage"}
     assert changed(inputs) == set()
     assert changed(replace(inputs, api_keys=b"other")) == {"control/gateway"}
-    assert changed(replace(inputs, plan=make_plan(epoch=2))) == {*stages, "control/gateway"}
+    specs = make_specs(inputs.site_file, layers=7)  # another split follows from it: the coordinator's business alone
+    assert changed(replace(inputs, specs=specs)) == {"control/coordinator"}
+    moved = with_text(inputs, "10.77.0.12", "10.77.0.99")
+    assert changed(moved) == {"control/coordinator"}
+    explicit = with_text(inputs, "boxes: [box1, box2, box3],", "boxes: [box1, box3, box2],")
+    assert changed(replace(explicit, specs=make_specs(explicit.site_file))) == {"control/coordinator"}
+    assert changed(with_text(inputs, "10.77.0.14", "10.77.0.99")) == {*stages, "control/gateway"}
     assert changed(replace(inputs, cores={"box1": 7, "box2": 4})) == {"box1/stage"}
-    assert changed(replace(inputs, ca_sha256="d" * 64)) == {*stages, "control/gateway"}
+    assert changed(replace(inputs, ca_sha256="d" * 64)) == set(before)
     library = replace(inputs.library, digest="e" * 64)
-    assert changed(replace(inputs, library=library)) == {*stages, "control/gateway"}
+    assert changed(replace(inputs, library=library)) == set(before)
 
 
 def test_a_spare_box_gets_a_stage_and_a_box_of_no_pipeline_none(tmp_path: Path) -> None:
@@ -220,10 +165,6 @@ def test_a_spare_box_gets_a_stage_and_a_box_of_no_pipeline_none(tmp_path: Path) 
     site_file.file.write_text(text)
     shorter = load_site(site_file.file)
     inputs = make_inputs(shorter, write_bundle(shorter))
-    spare = replace(
-        inputs.plan.pipelines["main"], stages=(replace(inputs.plan.pipelines["main"].stages[0], end=6),), layers=6
-    )
-    inputs = replace(inputs, plan=replace(inputs.plan, pipelines={"main": spare}))
     assert [program.name for program in render(inputs, "box2").programs] == ["stage"]
     assert render(inputs, "box3").programs == ()
     assert [tree.path for tree in render(inputs, "box3").trees if "/models/" in tree.path] == []
@@ -239,6 +180,16 @@ def test_an_external_engine_is_not_ours_to_run(tmp_path: Path) -> None:
     inputs = make_inputs(site_file, write_bundle(site_file))
     assert external_pipelines(site_file) == ("other",)
     assert render(inputs, "box3").programs == ()
+
+
+def test_a_site_of_external_engines_alone_runs_nothing_of_ours(tmp_path: Path) -> None:
+    site_file = write_site(tmp_path)
+    engine = "boxes: [box1], engine: {kind: external, command: /bin/server, health_url: 'http://127.0.0.1:1/'}"
+    text = site_file.file.read_text().replace("boxes: [box1, box2, box3]", engine)
+    site_file.file.write_text(text.replace("[coordinator, gateway]", "[gateway]"))
+    site_file = load_site(site_file.file)
+    inputs = make_inputs(site_file, write_bundle(site_file))
+    assert [render(inputs, box).programs for box in site_file.site.boxes] == [()] * 4
 
 
 def test_alternative_names() -> None:
@@ -269,17 +220,19 @@ def test_a_bundle_of_another_inventory_is_refused(tmp_path: Path) -> None:
         bundle.check()
 
 
-def test_the_whole_state_of_a_box_is_the_golden_one(inputs: RenderInputs) -> None:
+@pytest.mark.parametrize("box", ["box1", "control"])
+def test_the_whole_state_of_a_box_is_the_golden_one(inputs: RenderInputs, box: str) -> None:
     """Paths, modes, owners and generated texts; digests of directories' names are left out, they follow from these."""
-    state = render(inputs, "box1")
+    state = render(inputs, box)
     names = {state.links[0].target: "RELEASE", state.environments[0].path: "/opt/fleet/envs/LOCK"}
     lines = [f"{spec.path} {spec.mode:04o} {spec.owner}:{spec.group}" for spec in state.directories]
     for file in (*state.files, *(file for tree in state.trees for file in tree.files)):
         lines.append(f"{file.path} {file.mode:04o} {file.owner}:{file.group}")
-    for file in (state.files[-1], release_file(state, "supervisord.conf")):
+    texts = [file for file in state.files if file.path.endswith(".service")]
+    for file in (*texts, release_file(state, "supervisord.conf")):
         lines += [f"== {file.path}", (file.content.data or b"").decode()]
     text = "\n".join(lines)
     for name, stands_for in names.items():
         text = text.replace(name, stands_for)
-    golden = Path(__file__).parent / "golden" / "box1.txt"
+    golden = Path(__file__).parent / "golden" / f"{box}.txt"
     assert text == golden.read_text(), f"if this change is meant, write {golden} anew from the text above"
