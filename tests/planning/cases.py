@@ -48,15 +48,14 @@ def ranges_of(plan: PipelinePlan) -> dict[str, Range]:
 def is_whole(plan: PipelinePlan, cost: ModelCost) -> bool:
     """Contiguous, complete, no empty stage, embedding and head in their places."""
     stages = plan.stages
+    first, last = stages[0], stages[-1]
     return (
-        stages[0].start == 0
-        and stages[-1].end == len(cost.layers) == plan.layers
+        first.start == 0
+        and last.end == len(cost.layers) == plan.layers
         and all(left.end == right.start for left, right in pairwise(stages))
         and all(stage.start < stage.end for stage in stages)
-        and [stage.embedding for stage in stages] == [True] + [False] * (len(stages) - 1)
-        and [stage.head for stage in stages] == [cost.tied == (stage is stages[0]) for stage in stages]
-        if len(stages) > 1
-        else stages[0].head and stages[0].embedding
+        and [stage for stage in stages if stage.embedding] == [first]
+        and [stage for stage in stages if stage.head] == [first if cost.tied else last]
     )
 
 
@@ -69,9 +68,7 @@ def every_plan(spec: PipelineSpec, boxes: Sequence[BoxCost]) -> list[tuple[tuple
     ]
 
 
-def fewest_moved(
-    spec: PipelineSpec, plan: PipelinePlan, boxes: Sequence[BoxCost]
-) -> tuple[int, float, float] | None:
+def fewest_moved(spec: PipelineSpec, plan: PipelinePlan, boxes: Sequence[BoxCost]) -> tuple[int, float, float] | None:
     """(moved layers, slowest stage, sum) of the best fitting plan, by brute force; None if none fits."""
     fitting = [
         (moved_layers(plan, candidate), slowest, total)

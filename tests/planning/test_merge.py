@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
@@ -35,7 +36,7 @@ EQUAL = by_name([box(f"box{index}") for index in range(1, 6)])
 def even(spec: PipelineSpec, *cuts: int) -> PipelinePlan:
     """The plan whose first boxes' ranges end at the cuts."""
     bounds = [0, *cuts, len(spec.cost.layers)]
-    ranges = list(zip(bounds, bounds[1:], strict=False))
+    ranges = list(pairwise(bounds))
     return plan_of(spec, spec.boxes[: len(ranges)], ranges)
 
 
@@ -169,7 +170,7 @@ def losses(
     layers, count = len(spec.cost.layers), len(spec.boxes)
     cuts = sorted(draw(st.lists(st.integers(0, layers), min_size=count - 1, max_size=count - 1)))
     bounds = [0, *cuts, layers]
-    plan = plan_of(spec, spec.boxes, list(zip(bounds, bounds[1:], strict=False)))
+    plan = plan_of(spec, spec.boxes, list(pairwise(bounds)))
     lost = draw(st.sampled_from([stage.box for stage in plan.stages]))
     others = [name for name in spec.boxes if name != lost]
     return spec, boxes, plan, draw(st.lists(st.sampled_from(others), unique=True)) if others else []
