@@ -24,8 +24,8 @@ def standby(
         alive: boxes that may hold layers.
 
     Returns:
-        Every living box of the pipeline → what it keeps ready, nothing where it would take over nothing. Nearest layers
-        come first when not all fit; what is left out is loaded when it is needed. The embedding takes no memory.
+        Every living box of the pipeline → what it keeps ready, nothing where it would take over nothing. The head and
+        the nearest layers come first when not all fit; what is left out is loaded when it is needed. The embedding takes no memory.
     """
     living = living_boxes(spec, boxes, alive)
     wanted = {box.name: Holding() for box in living}
@@ -89,19 +89,18 @@ def _united(wanted: Holding, after: StagePlan, before: StagePlan | None) -> Hold
 
 
 def _as_memory_allows(table: CostTable, box: BoxCost, own: Range, wanted: Holding) -> Holding:
-    """The most useful pieces that fit beside a box's own stage: nearest first, the head before its layer."""
+    """The most useful pieces that fit beside a box's own stage: the head, which takes longest to load, then nearest."""
     start, end = own
-    head_layer = 0 if table.model.tied else table.layers - 1
 
     def distance(layer: int) -> int:
         return max(start - layer, layer - end + 1) if start < end else 0
 
-    pieces = [(distance(layer), 1, layer, table.model.layers[layer].held) for layer in wanted.layers]
+    pieces = [(1, distance(layer), layer, table.model.layers[layer].held) for layer in wanted.layers]
     if wanted.head:
-        pieces.append((distance(head_layer), 0, head_layer, table.model.head.held))
+        pieces.append((0, 0, 0, table.model.head.held))
     layers: list[int] = []
     head, size = False, 0
-    for _, is_layer, layer, held in sorted(pieces):
+    for is_layer, _, layer, held in sorted(pieces):
         if box.missing_bytes(table.needed_bytes(start, end, size + held)):
             continue  # a smaller piece may still fit
         size += held
