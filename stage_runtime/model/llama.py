@@ -127,7 +127,7 @@ class Decoder:
 
     Args:
         config: the model.
-        layers: the own layers in order.
+        layers: the own layers in order. The list stays the caller's, who may put another form of a layer in its place.
     """
 
     def __init__(self, config: LlamaConfig, layers: list[Layer]) -> None:

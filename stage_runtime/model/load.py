@@ -17,9 +17,9 @@ from stage_runtime.model.llama import Head, Layer
 EMBEDDING = "model.embed_tokens.weight"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class StageWeights:
-    """What one stage holds."""
+    """What one stage holds. The store may put a layer or the head in another kernel's form in their place."""
 
     layers: list[Layer]
     embedding: RowReader | None
@@ -29,6 +29,15 @@ class StageWeights:
     def weight_bytes(self) -> int:
         """Bytes as held; rows of the embedding are read from the file and not held."""
         return sum(layer.weight_bytes for layer in self.layers) + (self.head.weight_bytes if self.head else 0)
+
+    def replace(self, old: Layer | Head | None, new: Layer | Head) -> None:
+        """Put one in the place of another, between any two uses: a step sees either, and both give the same."""
+        if isinstance(new, Head):
+            self.head = new if self.head is old else self.head
+            return
+        for position, layer in enumerate(self.layers):
+            if layer is old:
+                self.layers[position] = new
 
 
 def read_layer(shard: Shard, index: int, config: LlamaConfig, kernel: KernelName) -> Layer:

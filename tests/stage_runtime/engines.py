@@ -44,15 +44,19 @@ class LocalRing:
         head = 0 if store.config.tie_word_embeddings else len(spans) - 1
         self.stages = [StagePlan(f"box{i}", a, b, i == 0, i == head) for i, (a, b) in enumerate(spans)]
         self.config = store.config
-        self.engines = [
-            StageEngine(self.config, store.weights(stage), 16, MAX_SEQUENCES, MAX_TOKENS) for stage in self.stages
-        ]
+        self._weights = [store.weights(stage) for stage in self.stages]
+        self.engines = [StageEngine(self.config, own, 16, MAX_SEQUENCES, MAX_TOKENS) for own in self._weights]
         self.head = self.engines[head]
         self.limits = Limits(MAX_SEQUENCES, MAX_TOKENS, MAX_SEQUENCES, chunk, len(spans), self.config.vocab_size)
         self.scheduler = Scheduler(self.limits)
         self.tokens: dict[int, list[int]] = {}
         self.ended: dict[int, FinishedEvent] = {}
         self.rows_computed = 0
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of what the engines use."""
+        return sum(own.weight_bytes for own in self._weights)
 
     def start(self, stages: int | None = None) -> Step | None:
         """Take the next micro-batch through the first stages (all, by default)."""
