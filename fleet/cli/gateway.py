@@ -30,10 +30,12 @@ def gateway(config: Path, check: bool) -> None:
     from fleet.gateway.config import load_config
     from fleet.gateway.links import make_pipelines
     from fleet.gateway.log import set_up_logging
+    from fleet.gateway.metrics import GatewayMetrics
     from fleet.gateway.server import make_gateway, serve
 
     set_up_logging()
     settings = load_config(config)
-    served = make_gateway(settings, make_pipelines(settings))
+    metrics = GatewayMetrics([each.name for each in settings.pipelines])
+    served = make_gateway(settings, make_pipelines(settings, metrics), metrics)
     if not check:
         asyncio.run(serve(served))

@@ -57,6 +57,10 @@ class AdmissionQueue:
         free = self._places - self.active
         if len(self._waiting) + max(0, sequences - free) > self._max_waiting:
             raise QueueFullError
+        return self.enter_again(sequences)
+
+    def enter_again(self, sequences: int) -> list[Ticket]:
+        """Claim places, however many wait, for a request that had been let in before the gateway restarted."""
         tickets = [Ticket(self) for _ in range(sequences)]
         self._waiting.extend(tickets)
         self._grant()

@@ -9,8 +9,8 @@ from typing import Any
 from fleet.gateway.admission import AdmissionQueue, QueueFullError, Ticket
 from fleet.gateway.config import PipelineConfig
 from fleet.gateway.errors import ApiError, overloaded, unavailable
+from fleet.gateway.healing import HealingPipeline
 from fleet.gateway.vocabulary import Vocabulary
-from stage_runtime.link.messages import Pipeline
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Backend:
     """A pipeline with what the gateway keeps for it."""
 
     config: PipelineConfig
-    pipeline: Pipeline
+    pipeline: HealingPipeline
     vocabulary: Vocabulary
     queue: AdmissionQueue
 
@@ -57,10 +57,12 @@ def of_model(backends: Sequence[Backend], model: str) -> list[Backend]:
 
 
 def admit(backends: Sequence[Backend], prompt_tokens: int, choices: int) -> Admitted:
-    """Claim places on the ready pipeline with the least outstanding work whose context holds the prompt.
+    """Claim places on the pipeline with the least outstanding work whose context holds the prompt.
+
+    One that is ready comes before one that waits for a plan; on that the request waits too.
 
     Raises:
-        ApiError: 400 too long for every context, 503 none is ready, 429 too many wait.
+        ApiError: 400 too long for every context, 503 no plan fits any of them, 429 too many wait.
     """
     fitting = [backend for backend in backends if prompt_tokens < backend.context_tokens]
     if not fitting:
@@ -71,17 +73,23 @@ def admit(backends: Sequence[Backend], prompt_tokens: int, choices: int) -> Admi
             param="messages",
             code="context_length_exceeded",
         )
-    ready = [backend for backend in fitting if backend.pipeline.status.ready]
-    if not ready:
-        reasons = "; ".join(f"pipeline {each.config.name}: {each.pipeline.status.reason}" for each in fitting)
-        raise unavailable(f"the model is not ready: {reasons}")
-    chosen = min(ready, key=lambda backend: backend.outstanding)
+    possible = [backend for backend in fitting if backend.pipeline.situation.state != "refused"]
+    if not possible:
+        raise _refused(fitting)
+    chosen = min(possible, key=lambda backend: (not backend.pipeline.status.ready, backend.outstanding))
     try:
         return Admitted(chosen, chosen.queue.enter(choices))
     except QueueFullError:
         raise overloaded(
             f"{chosen.queue.active} answers are being computed and {chosen.queue.waiting} wait; try again later"
         ) from None
+
+
+def _refused(backends: Sequence[Backend]) -> ApiError:
+    situations = [(backend.config.name, backend.pipeline.situation) for backend in backends]
+    reasons = "; ".join(f"pipeline {name}: {situation.reason}" for name, situation in situations)
+    waits = [each.retry_after_seconds for _, each in situations if each.retry_after_seconds is not None]
+    return unavailable(f"the model is not ready: {reasons}", retry_after_seconds=min(waits, default=None))
 
 
 def health(backends: Sequence[Backend], *, site: str, box: str, version: str) -> dict[str, Any]:
@@ -101,12 +109,15 @@ def health(backends: Sequence[Backend], *, site: str, box: str, version: str) ->
 
 
 def _pipeline_health(backend: Backend) -> dict[str, Any]:
-    status = backend.pipeline.status
+    status, situation = backend.pipeline.status, backend.pipeline.situation
     return {
         "model": backend.config.model,
-        "first_stage": backend.config.first_stage,
+        "state": situation.state,
+        "first_stage": situation.first_stage,
         "ready": status.ready,
         "reason": status.reason,
+        "degraded": situation.degraded,
+        "missing_mebibytes": situation.missing_mebibytes,
         "epoch": status.epoch,
         "policy": status.policy or backend.config.policy,
         "largest_logit_difference": status.largest_logit_difference,

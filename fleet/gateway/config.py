@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import ExitCode, FleetError
+from stage_runtime.link.connection import LinkTiming
 from stage_runtime.link.section import PROBLEM_CHARACTERS, Section
 from stage_runtime.link.tls import TlsIdentity
 
-CONFIG_SCHEMA = 1
+CONFIG_SCHEMA = 2
 MAX_CONFIG_BYTES = 2**20
-DEFAULT_MAX_SEQUENCES = 8
-"""Of a pipeline whose entry does not say; the inventory's default."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +25,23 @@ class Address:
 
 
 @dataclass(frozen=True)
+class CoordinatorConfig:
+    """Who says where requests go: the coordinator's box and its port for stages and gateways."""
+
+    box: str
+    address: Address
+
+
+@dataclass(frozen=True)
 class PipelineConfig:
-    """A pipeline as the gateway sees it.
+    """A pipeline as the gateway sees it; where its first stage is comes from the coordinator.
 
     Attributes:
         name: of the pipeline. model: name clients ask for.
         model_directory: with tokenizer and chat template.
-        model_digest, policy, epoch: compared in the first stage's hello.
+        model_digest, policy: compared in the first stage's hello.
         max_tokens_per_sequence: prompt and answer together.
         max_sequences: in flight at once; more wait in the gateway.
-        first_stage: the box's name. address: of its ring port.
     """
 
     name: str
@@ -43,11 +49,8 @@ class PipelineConfig:
     model_directory: Path
     model_digest: str
     policy: str
-    epoch: int
     max_tokens_per_sequence: int
     max_sequences: int
-    first_stage: str
-    address: Address
 
 
 @dataclass(frozen=True)
@@ -56,22 +59,30 @@ class GatewayConfig:
 
     Attributes:
         tls: own certificate; shared by listener and links, so that both learn when the clock is synchronised.
-        journal_directory: where streams that resume will be kept.
-        timing: the ring_* fields of the inventory's Timing.
+        journal_directory: where streams that resume and the last routes are kept.
+        replan_wait_seconds: an answer waits so long for a plan that can compute it.
+        keep_alive_seconds: a stream without news gets a comment so often.
+        resume_max_seconds: longest Fleet-Resume-Seconds. resume_max_streams: kept at once.
+        timing: of links, from the ring_* fields of the inventory's Timing.
     """
 
     site: str
     box: str
     pipelines: tuple[PipelineConfig, ...]
+    coordinator: CoordinatorConfig
     listen: Address
     loopback: Address | None
     tls: TlsIdentity
     api_keys_file: Path
-    journal_directory: Path | None
+    journal_directory: Path
     max_queued_requests: int
     request_timeout_seconds: float
     first_token_timeout_seconds: float
-    timing: dict[str, float]
+    replan_wait_seconds: float
+    keep_alive_seconds: float
+    resume_max_seconds: float
+    resume_max_streams: int
+    timing: LinkTiming
 
 
 def load_config(path: Path) -> GatewayConfig:
@@ -110,24 +121,31 @@ def parse_config(data: Any) -> GatewayConfig:
     loopback = _listener(whole.section("loopback")) if whole.optional("loopback") else None
     if loopback is not None and loopback.host not in ("127.0.0.1", "::1"):
         raise ValueError(f"loopback.host {loopback.host!r}: plain HTTP is served on 127.0.0.1 or ::1 only")
-    pipelines, timing = whole.section("pipelines"), whole.section("timing")
+    pipelines, coordinator = whole.section("pipelines"), whole.section("coordinator")
     if not pipelines.names():
         raise ValueError("pipelines: expected at least one")
     return GatewayConfig(
         site=whole.text("site"),
         box=whole.text("box"),
         pipelines=tuple(_pipeline(name, pipelines.section(name)) for name in pipelines.names()),
+        coordinator=CoordinatorConfig(
+            coordinator.text("box"), Address(coordinator.text("host"), coordinator.port("port"))
+        ),
         listen=_listener(whole.section("listen")),
         loopback=loopback,
         tls=TlsIdentity(
             tls.path("ca"), tls.path("certificate"), tls.path("key"), whole.optional_path("clock_synchronised_file")
         ),
         api_keys_file=whole.path("api_keys_file"),
-        journal_directory=whole.optional_path("journal_directory"),
+        journal_directory=whole.path("journal_directory"),
         max_queued_requests=whole.integer("max_queued_requests", 0),
         request_timeout_seconds=whole.seconds("request_timeout_seconds"),
         first_token_timeout_seconds=whole.seconds("first_token_timeout_seconds"),
-        timing={name: timing.seconds(name) for name in timing.names()},
+        replan_wait_seconds=whole.seconds("replan_wait_seconds"),
+        keep_alive_seconds=whole.seconds("keep_alive_seconds"),
+        resume_max_seconds=whole.seconds("resume_max_seconds"),
+        resume_max_streams=whole.integer("resume_max_streams", 0),
+        timing=_timing(whole.section("timing")),
     )
 
 
@@ -135,19 +153,21 @@ def _listener(section: Section) -> Address:
     return Address(section.text("host"), section.port("port", low=0))
 
 
+def _timing(section: Section) -> LinkTiming:
+    seconds = {name: section.seconds(name) for name in section.names()}
+    try:
+        return LinkTiming.from_config(seconds)
+    except KeyError as error:
+        raise ValueError(f"timing: key {error} is missing") from None
+
+
 def _pipeline(name: str, section: Section) -> PipelineConfig:
-    first = section.section("first_stage")
     return PipelineConfig(
         name=name,
         model=section.text("model"),
         model_directory=section.path("model_directory"),
         model_digest=section.text("model_digest"),
         policy=section.text("policy"),
-        epoch=section.integer("epoch", 0),
         max_tokens_per_sequence=section.integer("max_tokens_per_sequence", 1),
-        max_sequences=section.integer("max_sequences", 1)
-        if section.optional("max_sequences")
-        else DEFAULT_MAX_SEQUENCES,
-        first_stage=first.text("box"),
-        address=Address(first.text("host"), first.port("port")),
+        max_sequences=section.integer("max_sequences", 1),
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 RETRY_AFTER_SECONDS = 2
-"""Sent with 429 and 503: a ring forms anew within about this time."""
+"""Sent with 429, 503 and 507 where nobody knows better: a ring forms anew within about this time."""
 
 
 class ApiError(Exception):
@@ -17,10 +18,18 @@ class ApiError(Exception):
         param: the field of the request that is wrong.
         code: for programs, e.g. "model_not_found".
         outcome: label of `fleet_gateway_requests_total`, one of `metrics.OUTCOMES`.
+        retry_after_seconds: sent with 429, 503 and 507 instead of `RETRY_AFTER_SECONDS`.
     """
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, outcome: str = "invalid"
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        outcome: str = "invalid",
+        retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -28,6 +37,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.outcome = outcome
+        self.retry_after_seconds = retry_after_seconds
 
     @property
     def kind(self) -> str:
@@ -42,8 +52,8 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Headers that go with the status."""
-        if self.status in (429, 503):
-            return {"Retry-After": str(RETRY_AFTER_SECONDS)}
+        if self.status in (429, 503, 507):
+            return {"Retry-After": str(math.ceil(self.retry_after_seconds or RETRY_AFTER_SECONDS))}
         return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
 
 
@@ -67,9 +77,19 @@ def overloaded(message: str) -> ApiError:
     return ApiError(429, message, code="overloaded", outcome="overloaded")
 
 
-def unavailable(message: str) -> ApiError:
+def unavailable(message: str, *, retry_after_seconds: float | None = None) -> ApiError:
     """503, to be tried again."""
-    return ApiError(503, message, code="unavailable", outcome="unavailable")
+    return ApiError(503, message, code="unavailable", outcome="unavailable", retry_after_seconds=retry_after_seconds)
+
+
+def journal_full(message: str) -> ApiError:
+    """507: an answer that could be resumed can't be kept now; one that can't be resumed could be made."""
+    return ApiError(507, message, code="journal_unavailable", outcome="unavailable")
+
+
+def gone(message: str, code: str) -> ApiError:
+    """410: a stream that is not kept, or not for this key."""
+    return ApiError(410, message, code=code)
 
 
 def timed_out(message: str) -> ApiError:

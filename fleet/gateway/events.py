@@ -1,4 +1,4 @@
-"""Server-sent events of a streamed answer; nothing is sent, headers neither, before the first event."""
+"""Server-sent events on their way to a client; nothing is sent, headers neither, before there is something to say."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLIENT_WRITE_SECONDS = 60.0
 
 
 class EventWriter:
-    """Writes events to a client; `id:` counts them from 1.
+    """Writes events and comments to a client.
 
     Args:
         request: the client's request.
@@ -27,27 +27,41 @@ class EventWriter:
         self.response = web.StreamResponse(
             headers={**headers, "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         )
-        self.sent = 0
 
-    async def send(self, data: dict[str, Any]) -> None:
+    @property
+    def prepared(self) -> bool:
+        """The headers are out: what goes wrong now can only be an event."""
+        return self.response.prepared
+
+    async def prepare(self) -> None:
+        """Send the headers, if they are not out yet."""
+        if not self.response.prepared:
+            await self.response.prepare(self._request)
+
+    async def send(self, number: int, data: dict[str, Any] | str) -> None:
         """Send one event.
+
+        Args:
+            number: its `id:`, counted from 1 within the stream.
+            data: a JSON object, or text as it is.
 
         Raises:
             ConnectionError: the client is gone, or takes nothing any more.
         """
-        await self._write(json.dumps(data, separators=(",", ":"), allow_nan=False))
+        text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"), allow_nan=False)
+        await self._write(f"id: {number}\ndata: {text}\n\n")
 
-    async def done(self) -> None:
-        """Send the last event, `[DONE]`, and end the response."""
-        await self._write("[DONE]")
+    async def comment(self, text: str) -> None:
+        """Send a comment, which clients ignore and connections live on; it has no `id:`."""
+        await self._write(f": {text}\n\n")
+
+    async def end(self) -> None:
+        """End the response."""
         await self.response.write_eof()
 
-    async def _write(self, data: str) -> None:
-        if not self.response.prepared:
-            await self.response.prepare(self._request)
-        self.sent += 1
-        event = f"id: {self.sent}\ndata: {data}\n\n".encode()
+    async def _write(self, text: str) -> None:
+        await self.prepare()
         try:
-            await within(CLIENT_WRITE_SECONDS, self.response.write(event))
+            await within(CLIENT_WRITE_SECONDS, self.response.write(text.encode()))
         except asyncio.TimeoutError:
             raise ConnectionError(f"the client took nothing for {CLIENT_WRITE_SECONDS:g} s") from None

@@ -1,167 +1,181 @@
-"""One request on a pipeline: its choices run side by side and come out as pieces of text in order of arrival."""
+"""The author of an answer: runs its choices side by side on a pipeline and writes down what happens, in order."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from fleet.gateway.backend import Admitted
+from fleet.gateway.admission import Ticket
+from fleet.gateway.answer import Answer
+from fleet.gateway.backend import Backend
+from fleet.gateway.entries import End, Entry, Failed, Token
 from fleet.gateway.errors import ApiError, internal, overloaded, timed_out, unavailable
+from fleet.gateway.fold import AnswerFold
+from fleet.gateway.log import logger
 from fleet.gateway.metrics import GatewayMetrics
-from fleet.gateway.requests import GenerationOptions
-from fleet.gateway.text import Piece, TextStream
-from stage_runtime.link.messages import FinishedEvent, GenerateRequest, TokenEvent
-
-
-@dataclass(frozen=True)
-class ShownToken:
-    """A token whose log-probability may be shown.
-
-    Attributes:
-        event: as the pipeline reported it.
-        start: characters of the choice's text before it.
-    """
-
-    event: TokenEvent
-    start: int
-
-
-@dataclass(frozen=True)
-class Delta:
-    """News of one choice. `finish_reason` is set once, in its last delta."""
-
-    choice: int
-    text: str
-    tokens: tuple[ShownToken, ...]
-    finish_reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to generate.
-
-    Attributes:
-        request_id: the client's, for logs on every stage.
-        sequence_ids: one a choice.
-        prompt: token ids.
-        max_tokens: a choice; prompt and answer fit the context.
-        options: sampling with the seed in place, stop strings, number of choices.
-    """
-
-    request_id: str
-    sequence_ids: tuple[int, ...]
-    prompt: tuple[int, ...]
-    max_tokens: int
-    options: GenerationOptions
+from fleet.gateway.replay import make_fold
+from stage_runtime.link.messages import FinishedEvent, GenerateRequest
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds from the request's arrival; the first token may have to wait for a place."""
+    """Seconds from the request's arrival; the first token may have to wait for a place, and for a plan."""
 
     request_seconds: float
     first_token_seconds: float
 
 
+class Keeper(Protocol):
+    """Where entries go before readers may see them."""
+
+    def keep(self, answer: Answer) -> None:
+        """The answer has new entries: publish them now, or when they are in the journal."""
+
+
 class Generation:
-    """Runs a job. Each choice gives its place back when it ends; who admitted the request does so for the others.
+    """Makes an answer, from the start or, after a restart of the gateway, from the entries that it has.
+
+    Each choice gives its place back when it ends.
+
+    Args:
+        answer: to be written.
+        backend: whose pipeline computes it.
+        tickets: places, one for each choice.
+        deadlines: of the whole answer.
+        keeper: told of every entry.
+        metrics: tokens and times are booked here.
 
     Attributes:
-        completion_tokens: generated so far, all choices together.
         first_token_after_seconds: None before the first token of any choice.
     """
 
-    def __init__(self, job: Job, admitted: Admitted, deadlines: Deadlines, metrics: GatewayMetrics) -> None:
-        self.job = job
-        self.backend = admitted.backend
-        self.completion_tokens = 0
+    def __init__(
+        self,
+        *,
+        answer: Answer,
+        backend: Backend,
+        tickets: Sequence[Ticket],
+        deadlines: Deadlines,
+        keeper: Keeper,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.answer = answer
         self.first_token_after_seconds: float | None = None
-        self._tickets = admitted.tickets
+        self._backend = backend
+        self._tickets = tickets
         self._deadlines = deadlines
+        self._keeper = keeper
         self._metrics = metrics
         self._started = time.monotonic()
-        # holds at most what max_tokens allows, so a client that reads slowly does not hold up the ring
-        self._news: asyncio.Queue[Delta | Exception] = asyncio.Queue()
-        self._first_token_timer: asyncio.TimerHandle | None = None
+        # what the choices have so far; its text is needed only to find stop strings
+        self._fold: AnswerFold = make_fold(answer.record, backend.vocabulary)
+        for entry in answer.entries:
+            self._fold.push(entry)
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Yield the news of all choices; closing this early cancels them on all stages.
+    @property
+    def completion_tokens(self) -> int:
+        """Generated so far, all choices together."""
+        return self._fold.completion_tokens
 
-        Raises:
-            ApiError: a choice failed or a time-out passed; the other choices are cancelled.
-        """
-        loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(self._run_choice(choice)) for choice in range(len(self._tickets))]
-        first, whole = self._deadlines.first_token_seconds, self._deadlines.request_seconds
-        self._first_token_timer = loop.call_later(
-            first, self._news.put_nowait, timed_out(f"no token came within {first:g} s")
-        )
-        request_timer = loop.call_later(
-            whole, self._news.put_nowait, timed_out(f"the answer was not finished within {whole:g} s")
-        )
-        unfinished = len(tasks)
+    async def run(self) -> None:
+        """Write the answer to its end; cancelling this cancels all choices on all stages and leaves it unfinished."""
+        unfinished = self._unfinished()
+        for choice in range(len(self._tickets)):
+            if choice not in unfinished:
+                self._tickets[choice].release()
+        tasks = [asyncio.ensure_future(self._run_choice(choice)) for choice in unfinished]
         try:
-            while unfinished:
-                news = await self._news.get()
-                if isinstance(news, Exception):
-                    raise news
-                unfinished -= news.finish_reason is not None
-                yield news
+            failure = await self._first_failure(tasks)
+            if failure is not None:
+                self._add(Failed.of(failure))
         finally:
-            self._first_token_timer.cancel()
-            request_timer.cancel()
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # their errors went through the queue
+            # a second failure adds nothing to what the client is told
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for ticket in self._tickets:
+                ticket.release()
+            self.answer.close()
+
+    def _unfinished(self) -> list[int]:
+        if self._fold.failed is not None:
+            return []
+        return [choice for choice in range(self.answer.record.options.choices) if not self._fold.finished(choice)]
+
+    async def _first_failure(self, tasks: Sequence[asyncio.Task[None]]) -> ApiError | None:
+        """Wait for all choices, or for the first that fails, or for a deadline."""
+        waiting = set(tasks)
+        whole = self._started + self._deadlines.request_seconds
+        first = self._started + self._deadlines.first_token_seconds
+        while waiting:
+            until_first = self._fold.completion_tokens == 0
+            deadline = min(first, whole) if until_first else whole
+            patience = deadline - time.monotonic()
+            if patience <= 0:
+                return self._too_late(deadline == whole)
+            done, waiting = await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is not None:
+                    return self._as_api_error(error)
+        return None
+
+    def _too_late(self, whole: bool) -> ApiError:
+        if whole:
+            return timed_out(f"the answer was not finished within {self._deadlines.request_seconds:g} s")
+        reason = self._backend.pipeline.status.reason
+        why = f" ({reason})" if reason else ""
+        return timed_out(f"no token came within {self._deadlines.first_token_seconds:g} s{why}")
+
+    def _as_api_error(self, error: BaseException) -> ApiError:
+        if isinstance(error, ApiError):
+            return error
+        request_id = self.answer.record.request_id
+        logger.error("bug", exc_info=error, extra={"fields": {"request_id": request_id}})
+        return internal("a bug of the gateway; its log has the traceback")
 
     async def _run_choice(self, choice: int) -> None:
         try:
             await self._tickets[choice].wait()
             await self._generate(choice)
-        except Exception as error:  # goes to whoever reads the deltas
-            self._news.put_nowait(error)
         finally:
             self._tickets[choice].release()
 
     async def _generate(self, choice: int) -> None:
-        """Feed one sequence's events into the text stream until it ends or a stop string cuts it."""
-        text = TextStream(self.backend.vocabulary, self.job.options.stop)
-        tokens: list[TokenEvent] = []
-        shown = 0
-        clock = time.monotonic
-
-        def news(piece: Piece, finish_reason: str | None) -> None:
-            nonlocal shown
-            fresh = tuple(ShownToken(tokens[n], text.starts[n]) for n in range(shown, piece.tokens))
-            shown = piece.tokens
-            if piece.text or fresh or finish_reason:
-                self._news.put_nowait(Delta(choice, piece.text, fresh, finish_reason))
-
+        """Write one sequence's events down until it ends or a stop string cuts it."""
         last = self._started
-        events = self.backend.pipeline.generate(self._request(choice))
+        request = self._request(choice)
+        expected = len(request.generated)
+        events = self._backend.pipeline.generate(request)
         try:
             async for event in events:
                 if isinstance(event, FinishedEvent):
-                    news(text.flush(), self._finish_reason(event, text))
+                    if event.reason not in ("stop", "length"):
+                        raise self._failure(event)
+                    self._add(End(choice, "stop" if event.reason == "stop" else "length"))
                     return
-                if event.index != len(tokens):
-                    raise internal(f"the pipeline sent token {event.index}, expected {len(tokens)}")
-                last = self._count_token(bool(tokens), last, clock())
-                tokens.append(event)
-                piece = text.push(event.token_id)
-                news(piece, "stop" if text.stopped else None)
-                if text.stopped:
+                if event.index != expected:
+                    raise internal(f"the pipeline sent token {event.index}, expected {expected}")
+                last = self._count_token(expected > 0, last, time.monotonic())
+                expected += 1
+                self._add(Token(choice, event))
+                if self._fold.finished(choice):
                     return
         finally:
             if isinstance(events, AsyncGenerator):  # closing cancels the sequence on all stages
                 await events.aclose()
         raise internal("the pipeline's events ended without a last one")
 
+    def _add(self, entry: Entry) -> None:
+        self._fold.push(entry)
+        self.answer.entries.append(entry)
+        self._keeper.keep(self.answer)
+
     def _count_token(self, follows: bool, last: float, now: float) -> float:
         """Book a token that came at `now`; returns `now`, seconds on the monotonic clock."""
-        self.completion_tokens += 1
         self._metrics.completion_tokens.inc()
         if follows:
             self._metrics.between_token_seconds.observe(now - last)
@@ -169,40 +183,29 @@ class Generation:
         self._metrics.first_token_seconds.observe(now - last)
         if self.first_token_after_seconds is None:
             self.first_token_after_seconds = now - last
-        if self._first_token_timer is not None:
-            self._first_token_timer.cancel()
         return now
 
     def _request(self, choice: int) -> GenerateRequest:
+        record = self.answer.record
         return GenerateRequest(
-            sequence_id=self.job.sequence_ids[choice],
-            request_id=self.job.request_id,
-            prompt=self.job.prompt,
-            max_tokens=self.job.max_tokens,
-            stop_token_ids=self.backend.vocabulary.stop_token_ids,
-            sampling=replace(self.job.options.sampling, choice=choice),
+            sequence_id=record.sequence_ids[choice],
+            request_id=record.request_id,
+            prompt=record.prompt,
+            max_tokens=record.max_tokens,
+            stop_token_ids=self._backend.vocabulary.stop_token_ids,
+            sampling=replace(record.options.sampling, choice=choice),
+            generated=self._fold.generated(choice),
         )
 
-    @staticmethod
-    def _finish_reason(event: FinishedEvent, text: TextStream) -> str:
-        """The API's finish reason.
-
-        Raises:
-            ApiError: the sequence did not end by itself.
-        """
-        if event.reason == "stop" or (event.reason == "length" and text.stopped):
-            return "stop"
-        if event.reason == "length":
-            return "length"
-        raise _failure(event)
-
-
-def _failure(event: FinishedEvent) -> ApiError:
-    """The answer for a sequence that failed."""
-    if event.reason == "overloaded":
-        return overloaded(event.message)
-    if event.reason == "invalid":
-        return ApiError(400, event.message, code="invalid_value")
-    if event.reason == "error":
-        return internal(event.message)
-    return unavailable(event.message or "the answer was cancelled by the site")
+    def _failure(self, event: FinishedEvent) -> ApiError:
+        """The error for a sequence that did not end by itself."""
+        if event.reason == "overloaded":
+            return overloaded(event.message)
+        if event.reason == "invalid":
+            return ApiError(400, event.message, code="invalid_value")
+        if event.reason == "error":
+            return internal(event.message)
+        return unavailable(
+            event.message or "the answer was cancelled by the site",
+            retry_after_seconds=self._backend.pipeline.situation.retry_after_seconds,
+        )

@@ -23,7 +23,11 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 OPEN_PATHS = ("/livez",)
 CERTIFICATE_PATHS = ("/health", "/metrics")
 """A certificate of the site's CA opens these as well as an API key does: scrapes and `fleet status` have one."""
-COUNTED_PATHS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+COUNTED_ROUTES = {
+    ("POST", "/v1/chat/completions"): "chat",
+    ("POST", "/v1/completions"): "completions",
+    ("GET", "/v1/streams/{stream}"): "streams",
+}
 
 
 @dataclass
@@ -82,7 +86,8 @@ def make_middleware(keys: ApiKeys, metrics: GatewayMetrics) -> Middleware:
             raise
         finally:
             _current.reset(token)
-            endpoint = COUNTED_PATHS.get(request.path) if request.method == "POST" else None
+            resource = request.match_info.route.resource
+            endpoint = COUNTED_ROUTES.get((request.method, resource.canonical)) if resource is not None else None
             if endpoint is not None:
                 metrics.requests.labels(endpoint, log["outcome"]).inc()
                 log_request(

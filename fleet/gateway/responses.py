@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.gateway.generation import Delta, ShownToken
+from fleet.gateway.fold import Delta, ShownToken
 from fleet.gateway.vocabulary import Vocabulary
 from stage_runtime.link.messages import TokenLogprob
 
@@ -28,15 +28,6 @@ class ChoiceText:
         self.text.append(delta.text)
         self.tokens.extend(delta.tokens)
         self.finish_reason = delta.finish_reason
-
-
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Token counts; the prompt counts once, however many choices."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
 
 
 class Shape(ABC):

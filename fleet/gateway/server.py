@@ -6,19 +6,24 @@ import asyncio
 import signal
 import ssl
 import time
+from collections.abc import Mapping
 
 from aiohttp import web
 
 from fleet.errors import FleetError
 from fleet.gateway.admission import AdmissionQueue
+from fleet.gateway.answering import Answering
 from fleet.gateway.app import Gateway
 from fleet.gateway.auth import load_api_keys
 from fleet.gateway.backend import Backend
 from fleet.gateway.config import Address, GatewayConfig
+from fleet.gateway.healing import HealingPipeline
+from fleet.gateway.journal import Journal
+from fleet.gateway.links import make_channel
 from fleet.gateway.log import logger
 from fleet.gateway.metrics import GatewayMetrics
+from fleet.gateway.streams import StreamRegistry
 from fleet.gateway.vocabulary import Vocabulary
-from stage_runtime.link.messages import Pipeline
 
 SHUTDOWN_SECONDS = 5.0
 """Open answers may finish so long after SIGTERM; supervisord waits 10 s before it kills."""
@@ -26,11 +31,13 @@ KEEPALIVE_SECONDS = 75.0
 """An idle client connection is closed after it."""
 
 
-def make_gateway(config: GatewayConfig, pipelines: dict[str, Pipeline]) -> Gateway:
+def make_gateway(config: GatewayConfig, pipelines: Mapping[str, HealingPipeline], metrics: GatewayMetrics) -> Gateway:
     """Read keys, tokenizers and templates; CPU-bound and blocking, before the loop serves.
 
     Args:
+        config: what the gateway was told.
         pipelines: by name, one for each of `config.pipelines`.
+        metrics: the gateway's series.
 
     Raises:
         FleetError: a file is missing or wrong.
@@ -45,8 +52,19 @@ def make_gateway(config: GatewayConfig, pipelines: dict[str, Pipeline]) -> Gatew
         )
         for each in config.pipelines
     ]
-    metrics = GatewayMetrics([each.name for each in config.pipelines])
-    return Gateway(config, load_api_keys(config.api_keys_file), backends, metrics, int(time.time()))
+    journal = Journal(config.journal_directory, metrics.journal_failures.inc)
+    registry = StreamRegistry(journal, config.resume_max_streams, metrics)
+    return Gateway(
+        config=config,
+        keys=load_api_keys(config.api_keys_file),
+        backends=backends,
+        metrics=metrics,
+        answering=Answering(config, backends, metrics, registry),
+        channel=make_channel(config, pipelines),
+        registry=registry,
+        journal=journal,
+        started=int(time.time()),
+    )
 
 
 async def start_listening(gateway: Gateway) -> web.AppRunner:
@@ -92,27 +110,28 @@ async def _listen(runner: web.AppRunner, address: Address, context: ssl.SSLConte
 
 
 async def serve(gateway: Gateway) -> None:
-    """Serve until SIGTERM or SIGINT, or until a link's task ends, which it only does by a bug.
+    """Serve until SIGTERM or SIGINT, or until a part of it ends, which it only does by a bug.
 
     Raises:
         FleetError: an address can't be listened on.
-        Exception: what ended a link's task.
+        Exception: what ended that part.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
+    gateway.recover()
     runner = await start_listening(gateway)
     logger.info("listening", extra={"fields": {"host": gateway.config.listen.host, "port": gateway.config.listen.port}})
-    links = [loop.create_task(backend.pipeline.run()) for backend in gateway.backends]
+    running = loop.create_task(gateway.run())
     stopping = loop.create_task(stop.wait())
     try:
-        done, _ = await asyncio.wait([stopping, *links], return_when=asyncio.FIRST_COMPLETED)
-        for task in done - {stopping}:
-            task.result()  # raises the bug; supervisord starts us anew
+        done, _ = await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
+        if running in done:
+            running.result()  # raises the bug; supervisord starts us anew
     finally:
         await runner.cleanup()
-        for task in (stopping, *links):
+        for task in (stopping, running):
             task.cancel()
-        await asyncio.gather(stopping, *links, return_exceptions=True)
+        await asyncio.gather(stopping, running, return_exceptions=True)
     logger.info("stopped")

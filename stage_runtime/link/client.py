@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 from stage_runtime.link.backoff import Backoff
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class PipelineClient:
-    """Implements `messages.Pipeline` over one long-lived link to the first stage.
+    """Implements `messages.Pipeline` over one long-lived link to the first stage of one epoch.
 
     Args:
         site: name of the site.
@@ -39,6 +39,7 @@ class PipelineClient:
         runtime_version: of the fleet distribution.
         tls: own certificate.
         timing: deadlines of the link.
+        changed: called after every change of `status`.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class PipelineClient:
         runtime_version: str,
         tls: TlsIdentity,
         timing: LinkTiming,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         hello = Hello(PROTOCOL, "gateway", box, site, model_digest, policy, epoch, runtime_version)
         self._settings = LinkSettings(hello, tls, timing)
         self._first_stage = BoxAddress(first_stage_box, host, port)
         self._epoch = epoch
+        self._changed = changed
         self._link: Link | None = None
         self._status = PipelineStatus(policy=policy, epoch=epoch)
         self._streams: dict[int, asyncio.Queue[TokenEvent | FinishedEvent]] = {}
@@ -82,7 +85,7 @@ class PipelineClient:
         finally:
             self._lose("the gateway stops")
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenEvent | FinishedEvent]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | FinishedEvent, None]:
         """Submit a sequence and yield its events; exactly one FinishedEvent, last.
 
         Closing the iterator early cancels the sequence on all stages. Close it explicitly
@@ -141,6 +144,7 @@ class PipelineClient:
             self._deliver(finished.sequence_id, finished.event)
         elif frame.type is FrameType.STATUS:
             self._status = decode_control(PipelineStatus, frame.body)
+            self._changed()
         else:
             raise FrameError(f"{frame.type.name} from the first stage")
 
@@ -154,3 +158,4 @@ class PipelineClient:
         self._status = replace(self._status, ready=False, reason=reason, active_sequences=0, queued_sequences=0)
         for stream in self._streams.values():
             stream.put_nowait(FinishedEvent("unavailable", reason))
+        self._changed()

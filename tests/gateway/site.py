@@ -7,9 +7,9 @@ import asyncio
 import hashlib
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from fleet.gateway.config import parse_config
+from fleet.gateway.app import Gateway
+from fleet.gateway.config import GatewayConfig, parse_config
+from fleet.gateway.healing import HealingPipeline, HealingTiming
+from fleet.gateway.metrics import GatewayMetrics
 from fleet.gateway.server import make_gateway, start_listening
+from fleet.inventory.model import Timing
 from fleet.provision.pki import ensure_authority, ensure_operator, sign_request
+from stage_runtime.link.membership import Route
 from stage_runtime.link.messages import (
     FinishedEvent,
     GenerateRequest,
@@ -180,16 +185,15 @@ def config_data(directory: Path, pki: Pki, **changes: Any) -> dict[str, Any]:
         "model_directory": str(directory / "model"),
         "model_digest": "ab" * 32,
         "policy": "exact",
-        "epoch": 3,
         "max_tokens_per_sequence": 256,
         "max_sequences": 4,
-        "first_stage": {"box": "box1", "host": "127.0.0.1", "port": 7401},
     }
     return {
-        "schema": 1,
+        "schema": 2,
         "site": SITE,
         "box": BOX,
         "pipelines": {"main": pipeline},
+        "coordinator": {"box": "control", "host": "127.0.0.1", "port": 9},  # where nobody listens
         "listen": {"host": "127.0.0.1", "port": 0},
         "loopback": {"host": "127.0.0.1", "port": 0},
         "tls": {"ca": str(pki.ca), "certificate": str(pki.certificate), "key": str(pki.key)},
@@ -198,9 +202,47 @@ def config_data(directory: Path, pki: Pki, **changes: Any) -> dict[str, Any]:
         "max_queued_requests": 2,
         "request_timeout_seconds": 30,
         "first_token_timeout_seconds": 20,
-        "timing": {},
+        "replan_wait_seconds": 20,
+        "keep_alive_seconds": 10,
+        "resume_max_seconds": 60,
+        "resume_max_streams": 4,
+        "timing": {name: value for name, value in Timing().model_dump().items() if name.startswith("ring_")},
         **changes,
     }
+
+
+def route(epoch: int = 3, **changes: Any) -> Route:
+    """A route to box1's ring port that serves, changed as the test wants."""
+    return replace(
+        Route(
+            pipeline="main",
+            epoch=epoch,
+            state="serving",
+            reason="",
+            first_stage="box1",
+            host="127.0.0.1",
+            port=7401,
+            max_sequences=4,
+            max_tokens_per_sequence=256,
+            retry_after_seconds=0.0,
+            missing_mebibytes={},
+            degraded="",
+            planned=False,
+        ),
+        **changes,
+    )
+
+
+def heal(
+    config: GatewayConfig, pipelines: Mapping[str, Pipeline], metrics: GatewayMetrics
+) -> dict[str, HealingPipeline]:
+    """The gateway's pipelines over scripted ones, which serve every epoch."""
+
+    def over(name: str, pipeline: Pipeline) -> HealingPipeline:
+        timing = HealingTiming(config.replan_wait_seconds, first_retry=0.001, longest_retry=0.01)
+        return HealingPipeline(name, "exact", lambda route, changed: pipeline, timing, metrics)
+
+    return {name: over(name, pipeline) for name, pipeline in pipelines.items()}
 
 
 @dataclass(frozen=True)
@@ -210,22 +252,39 @@ class RunningGateway:
     https_port: int
     http_port: int
     pki: Pki
+    gateway: Gateway
 
     @property
     def url(self) -> str:
         """HTTPS base URL."""
         return f"https://localhost:{self.https_port}"
 
+    def apply(self, changed: Route) -> None:
+        """Send the pipeline a route, as the coordinator's channel does."""
+        for backend in self.gateway.backends:
+            if backend.config.name == changed.pipeline:
+                backend.pipeline.apply(changed)
+
 
 @asynccontextmanager
 async def running(
-    directory: Path, pki: Pki, pipelines: dict[str, Pipeline], /, **changes: Any
+    directory: Path, pki: Pki, pipelines: Mapping[str, Pipeline], /, *, serving: bool = True, **changes: Any
 ) -> AsyncIterator[RunningGateway]:
-    """Serve until the block ends."""
+    """Serve until the block ends; with `serving` every pipeline has a route from the start."""
     config = parse_config(config_data(directory, pki, **changes))
-    runner = await start_listening(make_gateway(config, pipelines))
+    metrics = GatewayMetrics([each.name for each in config.pipelines])
+    gateway = make_gateway(config, heal(config, pipelines, metrics), metrics)
+    gateway.recover()
+    runner = await start_listening(gateway)
+    task = asyncio.ensure_future(gateway.run())
     try:
         https, http = (address[1] for address in runner.addresses)
-        yield RunningGateway(https, http, pki)
+        running_gateway = RunningGateway(https, http, pki, gateway)
+        for name in pipelines if serving else ():
+            running_gateway.apply(route(pipeline=name))
+        yield running_gateway
     finally:
         await runner.cleanup()
+        task.cancel()
+        [ended] = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError), ended

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fleet.inventory.model import Timing
 from tests.gateway.site import Pki, config_data
 
 
@@ -22,7 +21,7 @@ def start_gateway(directory: Path, data: dict[str, Any] | str, *options: str) ->
 
 
 def test_check_reads_everything_and_stops(directory: Path, pki: Pki) -> None:
-    result = start_gateway(directory, config_data(directory, pki, timing=Timing().model_dump()), "--check")
+    result = start_gateway(directory, config_data(directory, pki), "--check")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
@@ -39,7 +38,7 @@ def test_check_reads_everything_and_stops(directory: Path, pki: Pki) -> None:
 def test_what_is_wrong_is_said_in_two_lines(
     directory: Path, pki: Pki, damage: dict[str, Any] | str, code: int, said: str
 ) -> None:
-    good = config_data(directory, pki, timing=Timing().model_dump())
+    good = config_data(directory, pki)
     result = start_gateway(directory, damage if isinstance(damage, str) else {**good, **damage})
     assert result.returncode == code
     assert said in result.stderr

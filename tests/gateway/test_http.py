@@ -226,7 +226,7 @@ async def test_who_may_see_what(directory: Path, pki: Pki, tokenizer: Tokenizer)
 
 async def test_health_says_why_not(directory: Path, pki: Pki, tokenizer: Tokenizer) -> None:
     pipeline = ScriptedPipeline(says(tokenizer, "x"), status=PipelineStatus(reason="box3 loads"))
-    async with running(directory, pki, {"main": pipeline}) as gateway, session(pki) as http:
+    async with running(directory, pki, {"main": pipeline}, replan_wait_seconds=0.1) as gateway, session(pki) as http:
         async with http.get(f"{gateway.url}/health") as response:
             assert response.status == 503
             document = await response.json()

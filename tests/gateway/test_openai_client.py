@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -28,8 +29,10 @@ def client_of(gateway: RunningGateway, key: str = KEY) -> openai.AsyncOpenAI:
 
 
 @asynccontextmanager
-async def clients(directory: Path, pki: Pki, pipeline: ScriptedPipeline) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with running(directory, pki, {"main": pipeline}) as gateway, client_of(gateway) as client:
+async def clients(
+    directory: Path, pki: Pki, pipeline: ScriptedPipeline, **changes: Any
+) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with running(directory, pki, {"main": pipeline}, **changes) as gateway, client_of(gateway) as client:
         yield client
 
 
@@ -248,7 +251,8 @@ async def test_failure_before_the_first_token_is_a_status(
     *, directory: Path, pki: Pki, tokenizer: Tokenizer, reason: str, error: type[openai.APIStatusError], stream: bool
 ) -> None:
     failed = FinishedEvent(reason, f"it was {reason}")  # type: ignore[arg-type]
-    async with clients(directory, pki, ScriptedPipeline(says(tokenizer, "", after=failed))) as client:
+    pipeline = ScriptedPipeline(says(tokenizer, "", after=failed))
+    async with clients(directory, pki, pipeline, replan_wait_seconds=0.1) as client:
         with pytest.raises(error, match=f"it was {reason}") as caught:
             await client.completions.create(model=MODEL, prompt="hi", stream=stream)
     assert (caught.value.response.headers.get("Retry-After") is not None) == (reason in ("unavailable", "overloaded"))

@@ -15,11 +15,12 @@ from fleet.errors import ExitCode, FleetError
 from fleet.gateway.admission import AdmissionQueue, QueueFullError, Ticket
 from fleet.gateway.auth import ApiKeys, load_api_keys
 from fleet.gateway.backend import Backend, admit, health
-from fleet.gateway.config import PipelineConfig, load_config, parse_config
+from fleet.gateway.config import load_config, parse_config
 from fleet.gateway.errors import ApiError
+from fleet.gateway.metrics import GatewayMetrics
 from fleet.gateway.vocabulary import Vocabulary
 from stage_runtime.link.messages import PipelineStatus
-from tests.gateway.site import Pki, ScriptedPipeline, config_data
+from tests.gateway.site import Pki, ScriptedPipeline, config_data, heal, route
 
 KEYS = ApiKeys({"a": hashlib.sha256(b"alpha").hexdigest(), "b": hashlib.sha256(b"beta").hexdigest()})
 
@@ -53,17 +54,21 @@ def test_the_configuration_is_read(tmp_path: Path, pki: Pki) -> None:
     file = tmp_path / "gateway.json"
     file.write_text(json.dumps(config_data(tmp_path, pki)))
     config = load_config(file)
-    assert (config.site, config.listen.host, config.pipelines[0].first_stage) == ("demo", "127.0.0.1", "box1")
+    assert (config.site, config.listen.host, config.coordinator.box) == ("demo", "127.0.0.1", "control")
+    assert (config.replan_wait_seconds, config.resume_max_streams) == (20.0, 4)
     assert config.pipelines[0].max_sequences == 4
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 9}, "schema 9, expected 1"),
+        ({"schema": 9}, "schema 9, expected 2"),
         ({"loopback": {"host": "192.0.2.1", "port": 1}}, "127.0.0.1 or ::1 only"),
         ({"listen": {"host": "x"}}, "'listen.port' is missing"),
         ({"pipelines": {"p": {}}}, "is missing"),
+        ({"timing": {}}, "timing: key 'ring_connect_seconds' is missing"),
+        ({"coordinator": {"box": "control", "host": "h"}}, "'coordinator.port' is missing"),
+        ({"resume_max_streams": -1}, "resume_max_streams: read -1"),
         ({"timing": {"ring_ping_seconds": "soon"}}, "timing.ring_ping_seconds: read 'soon', expected seconds"),
         ({"tls": None}, "tls: read None, expected a mapping"),
     ],
@@ -120,23 +125,13 @@ def test_places_are_never_oversold_and_served_in_order(
 
 
 def backend(pki: Pki, directory: Path, name: str, *, ready: bool, context: int = 100) -> Backend:
-    config: PipelineConfig = parse_config(
-        config_data(
-            directory,
-            pki,
-            pipelines={
-                name: {
-                    **config_data(directory, pki)["pipelines"]["main"],
-                    "max_tokens_per_sequence": context,
-                    "max_sequences": 2,
-                }
-            },
-        )
-    ).pipelines[0]
-    pipeline = ScriptedPipeline(
-        lambda _: [], status=PipelineStatus(ready=ready, reason="" if ready else f"{name} down")
-    )
-    return Backend(config, pipeline, Vocabulary(directory / "model"), AdmissionQueue(2, 1))
+    """A pipeline with a route, whose first stage is ready or not."""
+    pipeline = {**config_data(directory, pki)["pipelines"]["main"], "max_tokens_per_sequence": context}
+    config = parse_config(config_data(directory, pki, pipelines={name: {**pipeline, "max_sequences": 2}}))
+    status = PipelineStatus(ready=ready, reason="" if ready else f"{name} down")
+    healing = heal(config, {name: ScriptedPipeline(lambda _: [], status=status)}, GatewayMetrics([name]))[name]
+    healing.apply(route(pipeline=name))
+    return Backend(config.pipelines[0], healing, Vocabulary(directory / "model"), AdmissionQueue(2, 1))
 
 
 async def test_the_least_busy_ready_pipeline_that_fits_is_taken(pki: Pki, directory: Path) -> None:
@@ -159,11 +154,33 @@ async def test_the_least_busy_ready_pipeline_that_fits_is_taken(pki: Pki, direct
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
 
 
+async def test_one_that_waits_for_a_plan_is_taken_before_none(pki: Pki, directory: Path) -> None:
+    waiting, refused = (backend(pki, directory, name, ready=False) for name in ("waiting", "refused"))
+    waiting.pipeline.apply(route(pipeline="waiting", state="replanning"))
+    refused.pipeline.apply(
+        route(
+            pipeline="refused",
+            state="refused",
+            reason="box2 is dead",
+            missing_mebibytes={"box1": "40", "box3": "7"},
+            retry_after_seconds=12.5,
+        )
+    )
+    assert admit([refused, waiting], 10, 1).backend is waiting
+    with pytest.raises(ApiError) as caught:
+        admit([refused], 10, 1)
+    assert (caught.value.status, caught.value.headers()) == (503, {"Retry-After": "13"})
+    assert "box2 is dead; box1 lacks 40 MiB, box3 lacks 7 MiB" in caught.value.message
+
+
 async def test_a_model_is_ready_if_one_of_its_pipelines_is(pki: Pki, directory: Path) -> None:
     up, down = backend(pki, directory, "up", ready=True), backend(pki, directory, "down", ready=False)
     assert health([up, down], site="s", box="b", version="1")["state"] == "ready"
     document = health([down], site="s", box="b", version="1")
     assert (document["state"], document["reason"]) == ("unavailable", "pipeline down: down down")
+    up.pipeline.apply(route(9, pipeline="up", degraded="box2 is out"))
+    shown = health([up], site="s", box="b", version="1")["pipelines"]["up"]
+    assert (shown["state"], shown["degraded"], shown["first_stage"]) == ("serving", "box2 is out", "box1")
 
 
 def test_a_missing_or_broken_tokenizer_is_named(directory: Path) -> None:

@@ -1,0 +1,204 @@
+"""`journal.sqlite`: what of resumable streams must outlive the gateway. Blocking; used by one thread at a time.
+
+Admissions are on the disk when `write` returns (synchronous=FULL for that transaction); tokens are with the system
+(NORMAL: the file is synced at checkpoints only), which outlives this process but not a power cut. What a power cut
+takes is generated again: under policy `exact` from the same seed, so the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleet.gateway.entries import Entry, decode_entry
+from fleet.gateway.record import AdmissionRecord
+from stage_runtime.link.control import decode_control
+from stage_runtime.link.frames import FrameError
+
+log = logging.getLogger(__name__)
+
+JOURNAL_FILE = "journal.sqlite"
+JOURNAL_SCHEMA = 1
+LARGEST_JOURNAL_BYTES = 2**30
+"""The file never grows beyond it; a full journal is treated like a full disk."""
+KEPT_WAL_BYTES = 16 * 2**20
+VACUUM_PAGES = 4096
+_TABLES = """
+CREATE TABLE streams (
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, record BLOB NOT NULL,
+    resume_seconds REAL NOT NULL, remaining_seconds REAL NOT NULL, ended INTEGER NOT NULL,
+    admitted_unix_seconds REAL NOT NULL, ended_unix_seconds REAL);
+CREATE TABLE entries (
+    stream INTEGER NOT NULL, number INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (stream, number)) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A statement for rows, part of a transaction.
+
+    Attributes:
+        durable: on the disk when the transaction has ended.
+        frees: it leaves room that may go back to the file system.
+    """
+
+    sql: str
+    rows: Sequence[tuple[Any, ...]]
+    durable: bool = False
+    frees: bool = False
+
+
+@dataclass(frozen=True)
+class StoredStream:
+    """A stream as the journal has it; `remaining_seconds` counts once it has ended."""
+
+    number: int
+    record: AdmissionRecord
+    resume_seconds: float
+    remaining_seconds: float
+    ended: bool
+
+
+class JournalDatabase:
+    """The file and its connection, which is opened when it is first needed, and anew after trouble.
+
+    Args:
+        directory: made if it is missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / JOURNAL_FILE
+        self._connection: sqlite3.Connection | None = None
+
+    def write(self, operations: Sequence[Operation]) -> None:
+        """Do all of them in one transaction, or none.
+
+        Raises:
+            OSError, sqlite3.Error: the disk is full, the file can't be opened, …
+        """
+        connection = self._open()
+        durable = any(operation.durable for operation in operations)
+        try:
+            connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                for operation in operations:
+                    connection.executemany(operation.sql, operation.rows)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # some errors, a full disk among them, have rolled back already
+                    connection.execute("ROLLBACK")
+                raise
+            if any(operation.frees for operation in operations):
+                connection.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+        except sqlite3.DatabaseError as error:
+            self._judge(error)
+            raise
+
+    def streams(self) -> list[StoredStream]:
+        """All streams; one whose row can't be read is left out, with a log line.
+
+        Raises:
+            OSError, sqlite3.Error: the file can't be opened or read.
+        """
+        sql = "SELECT number, id, record, resume_seconds, remaining_seconds, ended FROM streams ORDER BY number"
+        streams = []
+        for number, stream_id, record, resume_seconds, remaining_seconds, ended in self._open().execute(sql):
+            try:
+                parsed = decode_control(AdmissionRecord, record)
+            except FrameError as error:
+                log.warning("%s: stream %s is left out: %s", self.path, stream_id, error)
+                continue
+            streams.append(StoredStream(number, parsed, resume_seconds, remaining_seconds, bool(ended)))
+        return streams
+
+    def entries(self, number: int) -> list[Entry]:
+        """The entries of a stream, in order, up to the first gap.
+
+        Raises:
+            OSError, sqlite3.Error: the file can't be opened or read.
+            ValueError: a row is no entry.
+        """
+        rows = self._open().execute("SELECT number, body FROM entries WHERE stream=? ORDER BY number", (number,))
+        entries: list[Entry] = []
+        for place, body in rows:
+            if place != len(entries):
+                break
+            entries.append(decode_entry(body))
+        return entries
+
+    def close(self) -> None:
+        """Close the file; it is opened again when needed."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is not None:
+            return self._connection
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self._connection = self._connect()
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
+            self._set_aside(str(error))
+            self._connection = self._connect()
+        return self._connection
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        try:
+            self.path.chmod(0o600)
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
+                connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(f"PRAGMA journal_size_limit={KEPT_WAL_BYTES}")
+            page_bytes = connection.execute("PRAGMA page_size").fetchone()[0]
+            connection.execute(f"PRAGMA max_page_count={LARGEST_JOURNAL_BYTES // page_bytes}")
+            if version == 0:
+                connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={JOURNAL_SCHEMA}; COMMIT;")
+                _sync_directory(self.path.parent)
+            elif version != JOURNAL_SCHEMA:
+                raise sqlite3.DatabaseError(f"schema {version}, expected {JOURNAL_SCHEMA}")
+            elif (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(found)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _judge(self, error: sqlite3.DatabaseError) -> None:
+        """After trouble: a damaged file is set aside, so that the next write finds a whole one."""
+        if _is_damage(error):
+            self.close()
+            self._set_aside(str(error))
+
+    def _set_aside(self, reason: str) -> None:
+        """Rename the file and what belongs to it; one damaged journal is kept to be looked at, not more."""
+        aside = self.path.with_name(self.path.name + ".damaged")
+        log.error("%s is damaged (%s); it is set aside as %s", self.path, reason, aside)
+        for suffix in ("", "-wal", "-shm"):
+            old, new = Path(f"{self.path}{suffix}"), Path(f"{aside}{suffix}")
+            new.unlink(missing_ok=True)
+            if old.exists():
+                old.replace(new)
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """A damaged file, as against a full disk, missing rights (both OperationalError) and the like."""
+    return type(error) is sqlite3.DatabaseError
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,154 @@
+"""The journal on the event loop: writes gather while the disk is busy and go down together, in order, in one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from fleet.gateway.database import JournalDatabase, Operation, StoredStream
+from fleet.gateway.entries import Entry, encode_entry
+from stage_runtime.link.control import encode_control
+
+log = logging.getLogger(__name__)
+
+Done = Callable[[Exception | None], None]
+TROUBLES = (OSError, sqlite3.Error)
+
+
+class JournalError(Exception):
+    """The journal did not take, or does not have, something; the message says why."""
+
+
+class Journal:
+    """Streams on disk.
+
+    Args:
+        directory: of the file.
+        failed: called for every transaction that failed.
+    """
+
+    def __init__(self, directory: Path, failed: Callable[[], None]) -> None:
+        self._database = JournalDatabase(directory)
+        self._failed = failed
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._pending: list[tuple[Operation, Done]] = []
+        self._wake = asyncio.Event()
+
+    def load(self) -> list[tuple[StoredStream, list[Entry]]]:
+        """All streams, with the entries of those that have not ended. Blocks; before the loop serves.
+
+        A journal that can't be read costs its streams, not the gateway: it says so in the log.
+        """
+        loaded = []
+        try:
+            for stream in self._database.streams():
+                try:
+                    loaded.append((stream, [] if stream.ended else self._database.entries(stream.number)))
+                except ValueError as error:
+                    log.warning("stream %s is left out: %s", stream.record.stream_id, error)
+        except TROUBLES as error:
+            log.error("%s can't be read, its streams are lost: %s", self._database.path, error)
+        return loaded
+
+    async def run(self) -> None:
+        """Write what is asked for; runs until cancelled, then writes the rest and closes the file."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                batch, self._pending = self._pending, []
+                error = await loop.run_in_executor(self._thread, self._write, [operation for operation, _ in batch])
+                for _, done in batch:
+                    done(error)
+        finally:
+            rest = [operation for operation, _ in self._pending]
+            await loop.run_in_executor(self._thread, self._finish, rest)
+            self._thread.shutdown(wait=False)
+
+    async def admit(self, stream: StoredStream) -> None:
+        """Keep a new stream; on the disk when this returns.
+
+        Raises:
+            JournalError: it could not be written.
+        """
+        written: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._ask(
+            Operation(
+                "INSERT INTO streams VALUES (?, ?, ?, ?, ?, 0, ?, NULL)",
+                [
+                    (
+                        stream.number,
+                        stream.record.stream_id,
+                        encode_control(stream.record),
+                        stream.resume_seconds,
+                        stream.remaining_seconds,
+                        time.time(),
+                    )
+                ],
+                durable=True,
+            ),
+            lambda error: None if written.done() else written.set_result(error),
+        )
+        if (error := await written) is not None:
+            raise JournalError(str(error))
+
+    def append(self, number: int, first: int, entries: Sequence[Entry], done: Done) -> None:
+        """Keep entries of a stream, the first of which has the place `first`."""
+        rows = [(number, first + place, encode_entry(entry)) for place, entry in enumerate(entries)]
+        self._ask(Operation("INSERT INTO entries VALUES (?, ?, ?)", rows), done)
+
+    def end(self, number: int, remaining_seconds: float, done: Done) -> None:
+        """A stream has ended; the wall-clock time is kept for people and never read."""
+        sql = "UPDATE streams SET ended=1, remaining_seconds=?, ended_unix_seconds=? WHERE number=?"
+        self._ask(Operation(sql, [(remaining_seconds, time.time(), number)]), done)
+
+    def remain(self, remaining_seconds: Sequence[tuple[float, int]]) -> None:
+        """Keep how long ended streams are still kept: (seconds, number of the stream)."""
+        self._ask(Operation("UPDATE streams SET remaining_seconds=? WHERE number=?", remaining_seconds), _only_logged)
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Delete streams."""
+        rows = [(number,) for number in numbers]
+        self._ask(Operation("DELETE FROM streams WHERE number=?", rows), _only_logged)
+        self._ask(Operation("DELETE FROM entries WHERE stream=?", rows, frees=True), _only_logged)
+
+    async def entries(self, number: int) -> list[Entry]:
+        """The entries of a stream.
+
+        Raises:
+            JournalError: they can't be read.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._database.entries, number)
+        except (*TROUBLES, ValueError) as error:
+            raise JournalError(str(error)) from None
+
+    def _ask(self, operation: Operation, done: Done) -> None:
+        self._pending.append((operation, done))
+        self._wake.set()
+
+    def _write(self, operations: Sequence[Operation]) -> Exception | None:
+        """In the journal's thread: the error, if there was one."""
+        try:
+            self._database.write(operations)
+        except TROUBLES as error:
+            log.error("%s: %s", self._database.path, error)
+            self._failed()
+            return error
+        return None
+
+    def _finish(self, operations: Sequence[Operation]) -> None:
+        if operations:
+            self._write(operations)
+        self._database.close()
+
+
+def _only_logged(error: Exception | None) -> None:
+    """For writes that nobody waits for: the journal has logged the error, and the next start mends the row."""
