@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fleet.planning.cost import MIB
 from fleet.planning.forecast import PipelineForecast, StageForecast
 from fleet.planning.plan import PipelinePlan
+from fleet.planning.spec import Refusal
+from fleet.planning.what_if import Loss, Outlook
 
 COLUMNS = ("box", "layers", "holds", "step ms", "needs MiB", "may use MiB", "head-room MiB")
 
@@ -39,6 +42,41 @@ def summary(name: str, plan: PipelinePlan, predicted: PipelineForecast) -> str:
         f"{predicted.bottleneck} is the bottleneck. "
         "From nominal memory bandwidth per thread, not measured; memory that the inventory does not give is not judged."
     )
+
+
+def survival(name: str, unsurvivable: Sequence[str]) -> str:
+    """Which single loss the site can't survive."""
+    if not unsurvivable:
+        return f"pipeline {name}: it survives the loss of any single box."
+    return f"pipeline {name}: it does not survive the loss of {' or of '.join(unsurvivable)}."
+
+
+def loss_summary(name: str, plan: PipelinePlan, before: PipelineForecast, loss: Loss) -> str:
+    """Tokens per second before and after, and what moves."""
+    after = loss.forecast
+    return (
+        f"pipeline {name} without {', '.join(loss.boxes)}: {loss.moved_layers} of {plan.layers} layers move. "
+        f"Predicted tokens/s: {before.tokens_per_second_single:.0f} before, {after.tokens_per_second_single:.0f} after "
+        f"for one request; {before.tokens_per_second_full:.0f} before, {after.tokens_per_second_full:.0f} after "
+        f"for {plan.max_sequences} at once; {after.bottleneck} is the bottleneck."
+    )
+
+
+def outlook_as_data(outlook: Outlook) -> dict[str, Any]:
+    """An outlook for scripts: the plan's figures, and under `without` those after the loss that was asked about."""
+    return {
+        **as_data(outlook.plan, outlook.forecast),
+        "unsurvivable": list(outlook.unsurvivable),
+        "without": None if outlook.loss is None else _loss_as_data(outlook.loss),
+    }
+
+
+def _loss_as_data(loss: Loss | Refusal) -> dict[str, Any]:
+    """A loss for scripts; `refused` is None where the pipeline serves on."""
+    if isinstance(loss, Refusal):
+        return {"refused": loss.reason, "missing_bytes": dict(loss.missing_bytes)}
+    figures = as_data(loss.after, loss.forecast)
+    return {"refused": None, "lost": list(loss.boxes), "moved_layers": loss.moved_layers, **figures}
 
 
 def as_data(plan: PipelinePlan, predicted: PipelineForecast) -> dict[str, Any]:

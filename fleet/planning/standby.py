@@ -25,7 +25,8 @@ def standby(
 
     Returns:
         Every living box of the pipeline → what it keeps ready, nothing where it would take over nothing. The head and
-        the nearest layers come first when not all fit; what is left out is loaded when it is needed. The embedding takes no memory.
+        the nearest layers come first when not all fit; what is left out is loaded when it is needed. The embedding
+        takes no memory.
     """
     living = living_boxes(spec, boxes, alive)
     wanted = {box.name: Holding() for box in living}
