@@ -11,6 +11,7 @@ import os
 import subprocess
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,11 +34,7 @@ def commit() -> str:
 
 def finished_cases(room: str, at_commit: str) -> set[str]:
     """Cases that passed at a commit."""
-    file = RESULTS / f"{room}.jsonl"
-    if not file.exists():
-        return set()
-    entries = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
-    return {entry["case"] for entry in entries if entry["commit"] == at_commit}
+    return {entry["case"] for entry in entries(room, at_commit)}
 
 
 class SoakRecord:
@@ -56,17 +53,31 @@ class SoakRecord:
             items[:] = [item for item in items if item not in done]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Append a case that passed, synced, so that a power cut keeps it."""
+        """Append a case that passed."""
         if report.when != "call" or not report.passed or "soak" not in report.keywords:
             return
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        entry = {
-            "case": report.nodeid,
-            "commit": self._commit,
-            "seconds": round(report.duration, 2),
-            "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        }
-        with (RESULTS / f"{room_of(report.location[0])}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        entry = {"case": report.nodeid, "commit": self._commit, "seconds": round(report.duration, 2), **now()}
+        append(room_of(report.location[0]), entry)
+
+
+def now() -> dict[str, str]:
+    """When a case has finished, as an entry's field."""
+    return {"finished": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+
+
+def append(name: str, entry: dict[str, Any]) -> None:
+    """Add a line to build/soak/<name>.jsonl, synced, so that a power cut keeps it."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with (RESULTS / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def entries(name: str, at_commit: str) -> list[dict[str, Any]]:
+    """Lines of build/soak/<name>.jsonl that were written at a commit."""
+    file = RESULTS / f"{name}.jsonl"
+    if not file.exists():
+        return []
+    lines = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
+    return [entry for entry in lines if entry["commit"] == at_commit]

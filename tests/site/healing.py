@@ -13,7 +13,7 @@ from tests.lab.lab import Lab, LabBox
 from tests.site import faults
 from tests.site.askers import MODEL, OfficialClient, ResumingClient
 from tests.site.judge import MOST_DIFFERENCE, MOST_NEAR_TIES, Comparison, Judge, Reference
-from tests.site.streams import FLOWING_TOKENS, PROMPTS, Prompt, Run, run_streams
+from tests.site.streams import FLOWING_TOKENS, MAX_TOKENS, PROMPTS, Prompt, Run, run_streams
 from tests.site.watch import Event, Watch
 
 PHASES = ("detect", "plan", "prepare", "commit", "ring")
@@ -23,14 +23,21 @@ BACK_DEADLINE_SECONDS = 180.0
 class Healing:
     """What the tests of self-healing do with a site.
 
+    Args:
+        prompts: asked in every run, unless it names some of them. max_tokens: of each answer.
+
     Attributes:
         total: comparisons of every run so far.
         difference: δ, the largest logit difference that a ring's probe has seen so far.
     """
 
-    def __init__(self, site: SiteFile, lab: Lab) -> None:
+    def __init__(
+        self, site: SiteFile, lab: Lab, *, prompts: Sequence[Prompt] = PROMPTS, max_tokens: int = MAX_TOKENS
+    ) -> None:
         self.site = site
         self.lab = lab
+        self.prompts = prompts
+        self.max_tokens = max_tokens
         self.watch = Watch(site, lab)
         self.total = Comparison()
         self.difference = 0.0
@@ -51,13 +58,20 @@ class Healing:
         until: Callable[[], bool] | None = None,
         resumable: bool = False,
         after_tokens: int = FLOWING_TOKENS,
-        prompts: Sequence[Prompt] = PROMPTS,
+        prompts: Sequence[Prompt] | None = None,
     ) -> Run:
         """Run streams through a fault; `until` may ask who does not answer. See `run_streams`."""
         asker = ResumingClient(self.site) if resumable else OfficialClient(self.site)
         end = None if until is None else lambda: self.watch.holds(until)
         try:
-            return run_streams(asker, prompts=prompts, fault=fault, until=end, after_tokens=after_tokens)
+            return run_streams(
+                asker,
+                prompts=prompts or self.prompts,
+                fault=fault,
+                until=end,
+                after_tokens=after_tokens,
+                max_tokens=self.max_tokens,
+            )
         finally:
             self.difference = max(self.difference, self.watch.largest_logit_difference() or 0.0)
 
