@@ -15,8 +15,8 @@ from fleet.planning.site import kernel_of, model_cost
 from fleet.planning.weights import KernelName, packed_bytes
 from stage_runtime.checkpoint.manifest import read_manifest
 from stage_runtime.model.kv_cache import KvCache
-from stage_runtime.model.load import load_stage
 from tests.models import smollm2_directory
+from tests.stage_runtime.engines import load_stage
 
 LOAD = Load(max_sequences=4, max_tokens_per_sequence=256)
 BOX = BoxCost("box", bytes_per_second=1e9, memory_bytes=None, keep_free_bytes=0, link_bytes_per_second=1e9)
@@ -33,7 +33,7 @@ def test_planned_weights_are_those_that_a_stage_holds(
     info: ModelInfo, kernel: KernelName, span: tuple[int, int]
 ) -> None:
     stage = StagePlan("box", *span, embedding=span[0] == 0, head=span[0] == 0)
-    held = load_stage(info.directory, read_manifest(info.directory, info.digest), stage, kernel).weight_bytes
+    held = load_stage(info.directory, info.digest, stage, kernel).weight_bytes
     cost = model_cost(info, kernel)
     planned = sum(layer.held for layer in cost.layers[span[0] : span[1]]) + (cost.head.held if stage.head else 0)
     assert planned == held

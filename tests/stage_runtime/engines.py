@@ -22,12 +22,18 @@ MAX_SEQUENCES = 4
 MAX_TOKENS = 256
 
 
-def full_store(directory: Path, digest: str, kernel: KernelName = "packed") -> WeightStore:
-    """A store that holds the whole model."""
+def load_stage(directory: Path, digest: str, stage: StagePlan, kernel: KernelName = "packed") -> WeightStore:
+    """A store that holds what a stage needs."""
     store = WeightStore(directory, read_manifest(directory, digest), kernel)
-    for piece in pieces_of(StagePlan("all", 0, store.config.num_hidden_layers, embedding=True, head=True)):
+    for piece in pieces_of(stage):
         store.load(piece)
     return store
+
+
+def full_store(directory: Path, digest: str, kernel: KernelName = "packed") -> WeightStore:
+    """A store that holds the whole model."""
+    layers = read_manifest(directory, digest).config.num_hidden_layers
+    return load_stage(directory, digest, StagePlan("all", 0, layers, embedding=True, head=True), kernel)
 
 
 class LocalRing:

@@ -16,7 +16,8 @@ from fleet.errors import FleetError
 from fleet.planning.plan import StagePlan
 from stage_runtime.checkpoint.manifest import read_manifest
 from stage_runtime.checkpoint.shards import open_rows
-from stage_runtime.model.load import EMBEDDING, load_stage
+from stage_runtime.model.load import EMBEDDING
+from tests.stage_runtime.engines import load_stage
 from tests.stage_runtime.tiny import TinyModel, make_model
 
 MIDDLE = StagePlan("box2", 2, 4, embedding=False, head=False)
@@ -41,7 +42,7 @@ def test_a_flipped_bit_is_refused_by_name_and_digests(tied_model: TinyModel, cop
     flip_bit(shard, -1)
     bad = hashlib.sha256(shard.read_bytes()).hexdigest()
     with pytest.raises(FleetError) as error:
-        load_stage(copy, read_manifest(copy, tied_model.digest), MIDDLE, "dense")
+        load_stage(copy, tied_model.digest, MIDDLE, "dense")
     assert all(part in error.value.message for part in ("layer-003.safetensors", good, bad))
     assert "fleet provision" in error.value.hint
 
@@ -51,7 +52,7 @@ def test_a_truncated_shard_is_refused_by_name_and_size(tied_model: TinyModel, co
     size = shard.stat().st_size
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(FleetError, match=rf"layer-002.safetensors: {size - 1} bytes, expected {size}"):
-        load_stage(copy, read_manifest(copy, tied_model.digest), MIDDLE, "dense")
+        load_stage(copy, tied_model.digest, MIDDLE, "dense")
 
 
 @pytest.mark.parametrize(
@@ -60,13 +61,13 @@ def test_a_truncated_shard_is_refused_by_name_and_size(tied_model: TinyModel, co
 def test_ends_are_verified_too(tied_model: TinyModel, copy: Path, name: str, stage: StagePlan) -> None:
     flip_bit(copy / f"{name}.safetensors", -3)
     with pytest.raises(FleetError, match=f"{name}.safetensors: SHA-256"):
-        load_stage(copy, read_manifest(copy, tied_model.digest), stage, "dense")
+        load_stage(copy, tied_model.digest, stage, "dense")
 
 
 def test_a_missing_shard_is_named(tied_model: TinyModel, copy: Path) -> None:
     (copy / "layer-002.safetensors").unlink()
     with pytest.raises(FleetError, match=r"layer-002\.safetensors: No such file"):
-        load_stage(copy, read_manifest(copy, tied_model.digest), MIDDLE, "dense")
+        load_stage(copy, tied_model.digest, MIDDLE, "dense")
 
 
 def test_another_manifest_is_refused_with_both_digests(tied_model: TinyModel, copy: Path) -> None:
@@ -97,7 +98,7 @@ def test_a_middle_stage_needs_no_other_file(tied_model: TinyModel, copy: Path) -
     for path in copy.iterdir():
         if path.name not in {"model.json", "layer-002.safetensors", "layer-003.safetensors"}:
             path.unlink()
-    weights = load_stage(copy, read_manifest(copy, tied_model.digest), MIDDLE, "packed")
+    weights = load_stage(copy, tied_model.digest, MIDDLE).weights(MIDDLE)
     assert (len(weights.layers), weights.embedding, weights.head) == (2, None, None)
 
 
@@ -114,9 +115,11 @@ import sys
 from pathlib import Path
 from fleet.planning.plan import StagePlan
 from stage_runtime.checkpoint.manifest import read_manifest
-from stage_runtime.model.load import load_stage
+from stage_runtime.model.store import WeightStore, pieces_of
 directory, digest, kernel = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-weights = load_stage(directory, read_manifest(directory, digest), StagePlan("b", 2, 4, False, False), kernel)
+store = WeightStore(directory, read_manifest(directory, digest), kernel)
+for piece in pieces_of(StagePlan("b", 2, 4, False, False)):
+    store.load(piece)
 print(*sorted({Path(line.split()[-1]).name for line in open("/proc/self/maps") if ".safetensors" in line}))
 """
 

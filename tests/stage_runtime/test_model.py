@@ -17,7 +17,8 @@ from stage_runtime.engine import warm_up
 from stage_runtime.model.kv_cache import KvCache
 from stage_runtime.model.linear import make_linear, packed_available
 from stage_runtime.model.llama import Decoder, Layer, Span, rotary_frequencies
-from stage_runtime.model.load import StageWeights, load_stage
+from stage_runtime.model.load import StageWeights
+from tests.stage_runtime.engines import load_stage
 from tests.stage_runtime.tiny import LAYERS, LLAMA3_ROPE, VOCABULARY, TinyModel, make_model
 
 IDS = [(i * 37 + 11) % VOCABULARY for i in range(50)]
@@ -25,8 +26,9 @@ KERNELS: list[KernelName] = ["dense", "packed"]
 
 
 def load(model: TinyModel, kernel: KernelName) -> tuple[LlamaConfig, StageWeights]:
-    manifest = read_manifest(model.directory, model.digest)
-    return manifest.config, load_stage(model.directory, manifest, StagePlan("box", 0, LAYERS, True, True), kernel)
+    stage = StagePlan("box", 0, LAYERS, embedding=True, head=True)
+    store = load_stage(model.directory, model.digest, stage, kernel)
+    return store.config, store.weights(stage)
 
 
 def logits(config: LlamaConfig, weights: StageWeights, chunks: list[int]) -> torch.Tensor:

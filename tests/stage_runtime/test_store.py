@@ -197,7 +197,7 @@ def test_readers_see_whole_stages_while_another_thread_loads_and_drops(tied_mode
         try:
             weights = store.weights(stage)
         except KeyError as error:
-            assert str(error.args[0]).startswith(("layer", "head", "embedding"))  # noqa: PT017
+            assert str(error.args[0]).startswith(("layer", "head", "embedding"))
         else:
             assert len(weights.layers) == LAYERS
             assert weights.head is not None
