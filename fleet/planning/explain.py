@@ -48,7 +48,8 @@ def survival(name: str, unsurvivable: Sequence[str]) -> str:
     """Which single loss the site can't survive."""
     if not unsurvivable:
         return f"pipeline {name}: it survives the loss of any single box."
-    return f"pipeline {name}: it does not survive the loss of {' or of '.join(unsurvivable)}."
+    which = unsurvivable[0] if len(unsurvivable) == 1 else f"any one of {', '.join(unsurvivable)}"
+    return f"pipeline {name}: it does not survive the loss of {which}."
 
 
 def loss_summary(name: str, plan: PipelinePlan, before: PipelineForecast, loss: Loss) -> str:
