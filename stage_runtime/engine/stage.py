@@ -98,12 +98,14 @@ class StageEngine:
             kv_len: tokens that every stage has kept; the cache is cut to them. 0 begins with an empty cache.
 
         Raises:
-            EngineError: it is open already, or there are too many.
+            EngineError: it is open already, there are too many, or a token of the answer is not in the vocabulary.
         """
         if sequence_id in self._sequences:
             raise EngineError(f"sequence {sequence_id} is open already")
         if len(self._sequences) >= self._max_sequences + len(_PROBE_IDS):
             raise EngineError(f"more than {self._max_sequences} sequences are open")
+        if any(token >= self.config.vocab_size for token in generated):
+            raise EngineError(f"sequence {sequence_id} goes on behind tokens outside the vocabulary")
         cache = self._kept.pop(sequence_id, None)
         if cache is not None and 0 < kv_len <= cache.length:
             cache.truncate(kv_len)
@@ -138,12 +140,6 @@ class StageEngine:
         self._kept.clear()
         self._count_kv()
 
-    def free_all(self) -> None:
-        """Drop every sequence, open or kept."""
-        self._sequences.clear()
-        self._probe = Probe()
-        self.free_kept()
-
     def kept_lengths(self) -> dict[int, int]:
         """Tokens that the cache of each kept sequence holds."""
         return {sequence_id: cache.length for sequence_id, cache in self._kept.items()}
@@ -175,7 +171,14 @@ class StageEngine:
         self._count_kv()
 
     def take_over(self, other: StageEngine) -> None:
-        """Take kept and open caches of an older epoch's engine with the same layers; it is empty afterwards."""
+        """Take kept and open caches of an older epoch's engine with the same layers; it is empty afterwards.
+
+        Raises:
+            ValueError: it has another number of layers.
+        """
+        own, others = len(self._weights.layers), len(other._weights.layers)
+        if own != others:
+            raise ValueError(f"caches of {others} layers are no caches of {own}")
         other.keep_all()
         self._kept = {**other._kept, **self._kept}
         other.free_kept()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from fleet.planning.plan import StagePlan
 from fleet.planning.weights import KernelName
 from stage_runtime.checkpoint.manifest import LlamaConfig, ModelManifest
 from stage_runtime.checkpoint.shards import RowReader, Shard, open_rows, open_shard, verify_file
@@ -125,14 +124,3 @@ def open_embedding(directory: Path, manifest: ModelManifest) -> RowReader:
     """
     path = verify_file(directory, manifest.file("embedding"))
     return open_rows(path, EMBEDDING, (manifest.config.vocab_size, manifest.config.hidden_size))
-
-
-def load_stage(directory: Path, manifest: ModelManifest, stage: StagePlan, kernel: KernelName) -> StageWeights:
-    """Load what a stage holds, one file after another; no other file is opened.
-
-    Raises:
-        FleetError: a shard is missing, damaged or of another shape.
-    """
-    layers = [load_layer(directory, manifest, index, kernel) for index in range(stage.start, stage.end)]
-    head, rows = load_head(directory, manifest, kernel) if stage.head else (None, None)
-    return StageWeights(layers, (rows or open_embedding(directory, manifest)) if stage.embedding else None, head)

@@ -133,6 +133,8 @@ def test_a_new_epochs_engine_takes_kept_and_open_caches(ring: LocalRing, store: 
     small = StageEngine(store.config, store.weights(ring.stages[0]), 16, 1, MAX_TOKENS)
     small.take_over(new)
     assert small.kept_lengths() == {2: 4}, "a plan for fewer sequences keeps the newest"
+    with pytest.raises(ValueError, match="caches of 4 layers"):
+        new.take_over(ring.engines[1])
 
 
 def test_free_drops_open_and_kept_ones(engine: StageEngine) -> None:
@@ -153,6 +155,11 @@ def test_too_many_open_sequences_are_refused(engine: StageEngine) -> None:
     with pytest.raises(EngineError, match="open already"):
         engine.free((0,))
         engine.open(1, GREEDY)
+
+
+def test_an_answer_outside_the_vocabulary_is_refused(engine: StageEngine, store: WeightStore) -> None:
+    with pytest.raises(EngineError, match="outside the vocabulary"):
+        engine.open(1, GREEDY, (3, store.config.vocab_size))
 
 
 def test_a_cache_is_cut_to_any_shorter_length_only(store: WeightStore) -> None:
