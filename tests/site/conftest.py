@@ -12,6 +12,7 @@ from fleet.inventory.sitefile import SiteFile
 from tests.lab.lab import Lab
 from tests.site.commands import REPOSITORY, fleet
 from tests.site.healing import Healing
+from tests.site.watch import Watch
 
 LAB_INVENTORY = REPOSITORY / "inventory" / "lab.yaml"
 STAGE_BOXES = ("box1", "box2", "box3")
@@ -42,6 +43,12 @@ def provisioned(lab: Lab, lab_inventory: Path) -> Iterator[Lab]:
         print(f"--- {box.name}: last lines of its service")
         if box.is_on:
             print(box.exec(["sh", "-c", "tail -n 5 /var/log/fleet/*.log"], check=False).stdout)
+
+
+@pytest.fixture(scope="session")
+def watch(provisioned: Lab, lab_site: SiteFile) -> Watch:
+    """What the provisioned site says of itself."""
+    return Watch(lab_site, provisioned)
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,8 @@ def test_open_answers_survive_a_quiet_power_cut_and_the_return_of_the_box(heal: 
     left = heal.watch.layers()
     assert set(left) == set(STAGE_BOXES) - {name}
     assert sorted(layer for start, end in left.values() for layer in range(start, end)) == list(range(30))
-    assert "degraded" in fleet("status", "-i", heal.site.file, expect=None).stdout
+    shown = fleet("status", "-i", heal.site.file, "-o", "json", expect=3).data["coordinator"]["plans"][0]
+    assert shown["degraded"] and name not in shown["order"]
 
     back = heal.bring_back(name)
     heal.assert_equal(back, f"{name} comes back")
