@@ -70,13 +70,6 @@ class Section:
             raise self._wrong(key, value, f"an integer from {low} to {high}")
         return value
 
-    def integers(self, key: str, count: int) -> list[int]:
-        """An array of exactly `count` integers from 0 on; ValueError otherwise."""
-        value = self._value(key)
-        if not isinstance(value, list) or len(value) != count or not all(type(v) is int and v >= 0 for v in value):
-            raise self._wrong(key, value, f"an array of {count} integers")
-        return list(value)
-
     def texts(self, key: str) -> list[str]:
         """An array of strings, none of them empty; ValueError otherwise."""
         value = self._value(key)
@@ -84,12 +77,9 @@ class Section:
             raise self._wrong(key, value, "an array of strings")
         return list(value)
 
-    def rate(self, key: str) -> float:
-        """A finite number above 0, e.g. bytes per second; ValueError otherwise."""
-        value = self._value(key)
-        if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
-            raise self._wrong(key, value, "a number above 0")
-        return float(value)
+    def value(self, key: str) -> Any:
+        """Whatever stands there, for a parser of its own; ValueError if nothing does."""
+        return self._value(key)
 
     def boolean(self, key: str) -> bool:
         """true or false; ValueError otherwise."""

@@ -1,0 +1,118 @@
+"""The JSON documents of the API. Pure: state in, document out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from fleet.coordinator.context import Context
+from fleet.coordinator.pipeline import Pipeline
+from fleet.coordinator.routes import degraded, missing_mebibytes, pipeline_state
+from fleet.coordinator.state import BoxState, members
+from fleet.coordinator.store import Event
+
+
+def site_document(context: Context, pipelines: Mapping[str, Pipeline]) -> dict[str, Any]:
+    """`GET /v1/site`."""
+    now = context.clock.now()
+    return {
+        "schema": 1,
+        "site": context.config.site,
+        "pipelines": {name: _pipeline(pipeline, context, now) for name, pipeline in pipelines.items()},
+        "boxes": {box.name: box_document(box, pipelines.get(box.pipeline), context) for box in context.boxes.values()},
+        "gateways": sorted({gateway.peer.box for gateway in context.gateways}),
+    }
+
+
+def _pipeline(pipeline: Pipeline, context: Context, now: float) -> dict[str, Any]:
+    spec, switching = pipeline.spec, pipeline.switching
+    state, reason = pipeline_state(spec, switching, pipeline.refusal, context.boxes)
+    plan, switch = switching.plan, switching.switch
+    return {
+        "model": spec.model,
+        "state": state,
+        "reason": reason,
+        "epoch": switching.epoch,
+        "policy": spec.policy,
+        "degraded": degraded(spec, context.boxes),
+        "switching": {
+            "epoch": switch.record.epoch,
+            "planned": switch.record.planned,
+            "since_seconds": round(now - switch.began, 3),
+            "waiting_for": switch.waiting_for,
+        }
+        if switch
+        else None,
+        "stages": [
+            {"box": each.box, "layers": [each.start, each.end], "embedding": each.embedding, "head": each.head}
+            for each in (plan.stages if plan else ())
+        ],
+        "spares": [name for name in spec.boxes if name not in members(plan)],
+        "missing_mebibytes": missing_mebibytes(pipeline.refusal),
+        "unsurvivable": list(pipeline.planner.outlook.unsurvivable),
+    }
+
+
+def box_document(box: BoxState, pipeline: Pipeline | None, context: Context) -> dict[str, Any]:
+    """A box of `GET /v1/site`; also what an order is answered with."""
+    now = context.clock.now()
+    state, reason = box_state(box, pipeline, context)
+    if state != box.shown:
+        box.shown, box.since = state, now
+    return {
+        "pipeline": box.pipeline,
+        "state": state,
+        "reason": reason,
+        "since_seconds": round(now - box.since, 3),
+        "slow": box.verdict.slow,
+        "incarnation": box.record.incarnation,
+        "address": box.address,
+        "hold_down_seconds_left": math.ceil(box.hold_down.remaining(now)),
+        "heartbeat": asdict(box.heartbeat) if box.heartbeat and box.peer else None,
+    }
+
+
+def box_state(box: BoxState, pipeline: Pipeline | None, context: Context) -> tuple[str, str]:
+    """The state of a box as people see it, and why."""
+    now = context.clock.now()
+    if box.peer is None and not box.record.incarnation:
+        return "never-seen", "it has never registered"
+    if box.doomed:
+        return box.doomed, box.condemned
+    switching = pipeline.switching if pipeline else None
+    serves = switching is not None and box.name in members(switching.plan)
+    held = serves or (
+        switching is not None and switching.draining is not None and box.name in members(switching.draining.record.plan)
+    )
+    note = box.verdict.reason if box.verdict.kind != "alive" else f"it stops: {box.leaving}" if box.leaving else ""
+    if box.record.drained:
+        return ("draining" if held else "drained"), note or "asked by the operator"
+    if serves:
+        return "serving", note
+    if box.peer is None:
+        return "dead", note
+    if left := box.hold_down.remaining(now):
+        return "held-down", box.unfit or f"it died lately; may be taken back in {left:.0f} s"
+    settle = context.config.timing.settle_seconds
+    if box.well_since is None or now - box.well_since < settle:
+        return "returning", note or f"well for less than {settle:g} s"
+    return "standby", note
+
+
+def health_document(context: Context, pipelines: Mapping[str, Pipeline]) -> tuple[bool, dict[str, Any]]:
+    """`GET /health`: whether every pipeline serves, and why not."""
+    reasons = {}
+    for name, pipeline in pipelines.items():
+        state, reason = pipeline_state(pipeline.spec, pipeline.switching, pipeline.refusal, context.boxes)
+        if state != "serving":
+            reasons[name] = f"{state}: {reason}"
+    text = "; ".join(f"pipeline {name} is {reason}" for name, reason in reasons.items())
+    document = {"schema": 1, "site": context.config.site, "box": context.config.box}
+    return not reasons, {**document, "state": "ready" if not reasons else "failed", "reason": text}
+
+
+def events_document(events: list[Event]) -> dict[str, Any]:
+    """`GET /v1/events`."""
+    return {"schema": 1, "events": [asdict(event) for event in events]}
