@@ -9,6 +9,9 @@ from fleet.planning.plan import PipelinePlan, StagePlan
 from fleet.planning.spec import PipelineSpec, Refusal
 from fleet.planning.split import Range, covers, least_missing, split
 
+NAMED_BOXES = 6
+"""So many boxes are named in a reason, which is one line."""
+
 
 def table_of(spec: PipelineSpec) -> CostTable:
     """Costs of the pipeline's model under the load that the pipeline promises."""
@@ -76,7 +79,8 @@ def whole_plan(spec: PipelineSpec, boxes: Mapping[str, BoxCost], alive: Collecti
         names = [name for name in spec.boxes if name in spec.explicit]
         ranges = [spec.explicit[name] for name in names]
         if any(boxes[name].missing_bytes(table.needed_bytes(*span)) for name, span in zip(names, ranges, strict=True)):
-            return refusal_of(spec, table, [boxes[name] for name in names], ranges)
+            refusal = refusal_of(spec, table, [boxes[name] for name in names], ranges)
+            return Refusal(refusal.missing_bytes, f"{refusal.reason}, under the inventory's own layer ranges")
         return plan_of(spec, names, ranges)
     if not fits(table, living):
         return refuse(spec, table, living)
@@ -102,8 +106,13 @@ def refusal_of(spec: PipelineSpec, table: CostTable, living: Sequence[BoxCost], 
         for box, span in zip(living, ranges, strict=True)
         if (lacking := box.missing_bytes(table.needed_bytes(*span)))
     }
-    parts = ", ".join(f"{name} lacks {mebibytes(size)} MiB" for name, size in missing.items())
-    return Refusal(missing, f"pipeline {spec.name} does not fit on {len(living)} of {len(spec.boxes)} boxes: {parts}")
+    parts = [f"{name} lacks {mebibytes(size)} MiB" for name, size in missing.items()]
+    if len(parts) > NAMED_BOXES:
+        parts[NAMED_BOXES:] = [f"{len(parts) - NAMED_BOXES} more lack memory too"]
+    lacking_boxes = ", ".join(parts)
+    return Refusal(
+        missing, f"pipeline {spec.name} does not fit on {len(living)} of {len(spec.boxes)} boxes: {lacking_boxes}"
+    )
 
 
 def mebibytes(size_bytes: int) -> int:

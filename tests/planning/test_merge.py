@@ -142,6 +142,15 @@ def test_what_does_not_fit_is_refused_with_the_missing_mebibytes() -> None:
     assert "lacks" in refusal.reason and "MiB" in refusal.reason
 
 
+def test_the_reason_of_a_refusal_stays_one_short_line() -> None:
+    names = [f"box{index}" for index in range(40)]
+    spec = spec_of_boxes(names, model(head_mib=0, layer_mib=100))
+    refusal = whole_plan(spec, by_name([roomy(name, 0) for name in names]), names)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason.count("lacks") <= 6 and len(refusal.reason) < 250 and "\n" not in refusal.reason
+    assert len(refusal.missing_bytes) > 6 and refusal.reason.endswith("more lack memory too")
+
+
 def test_no_box_left_is_refused_in_words() -> None:
     refusal = merge(THREE, even(THREE, 4, 17), EQUAL, set())
     assert refusal == Refusal({}, "pipeline main: none of its 3 boxes is there")
@@ -199,6 +208,35 @@ def test_merge_is_the_best_of_all(
     missing, slowest, total = predicted(spec, after, boxes)
     assert missing == 0
     assert (moved_layers(plan, after), slowest) == best[:2]
+    assert total == pytest.approx(best[2], rel=1e-9)
+
+
+@st.composite
+def tight_losses(draw: st.DrawFn) -> tuple[PipelineSpec, dict[str, BoxCost], PipelinePlan, str]:
+    """Boxes that have room for a few layers more than they hold, so that layers spill far along the chain."""
+    count, tied = draw(st.integers(3, 5)), draw(st.booleans())
+    sizes = draw(st.lists(st.integers(1, 4), min_size=count, max_size=count))
+    spec = spec_of_boxes([f"box{index}" for index in range(count)], model(sum(sizes), tied=tied, head_mib=10))
+    bounds = [sum(sizes[:index]) for index in range(count + 1)]
+    plan = plan_of(spec, spec.boxes, list(pairwise(bounds)))
+    rooms = [size + draw(st.integers(0, 3)) for size in sizes]
+    boxes = by_name([roomy(name, room, head_mib=10) for name, room in zip(spec.boxes, rooms, strict=True)])
+    return spec, boxes, plan, draw(st.sampled_from(spec.boxes))
+
+
+@settings(max_examples=200, deadline=None)
+@given(tight_losses())
+def test_spills_are_the_best_of_all(drawn: tuple[PipelineSpec, dict[str, BoxCost], PipelinePlan, str]) -> None:
+    spec, boxes, plan, lost = drawn
+    alive = [name for name in spec.boxes if name != lost]
+    after = merge(spec, plan, boxes, alive)
+    best = fewest_moved(spec, plan, [boxes[name] for name in alive])
+    if best is None:
+        assert isinstance(after, Refusal)
+        return
+    assert isinstance(after, PipelinePlan) and is_whole(after, spec.cost)
+    missing, slowest, total = predicted(spec, after, boxes)
+    assert (missing, moved_layers(plan, after), slowest) == (0, *best[:2])
     assert total == pytest.approx(best[2], rel=1e-9)
 
 
