@@ -106,13 +106,13 @@ class HealingPipeline:
         """
         sequence = _Sequence(request, self._timing)
         while True:
+            if sequence.complete:
+                yield sequence.finished("length")
+                return
             link = await self._serving_link(sequence)
             if link is None:
                 why = self.status.reason or sequence.last_end
                 yield sequence.finished("unavailable", f"given up after {self._timing.replan_wait:g} s: {why}")
-                return
-            if sequence.complete:
-                yield sequence.finished("length")
                 return
             if sequence.submissions:
                 self._observer.resubmitted(self.name)
@@ -147,6 +147,8 @@ class HealingPipeline:
         wake = asyncio.Event()
         try:
             await asyncio.sleep(sequence.pause_seconds())
+            if sequence.patience_seconds <= 0:  # used up by submissions that brought nothing
+                return None
             with self.news.watched(wake):
                 while True:
                     wake.clear()

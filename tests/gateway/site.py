@@ -129,9 +129,31 @@ def tokens_of(ids: Sequence[int], request: GenerateRequest, *, after: FinishedEv
         logprob = None if wanted is None else -0.5 * (index + 1)
         others = [TokenLogprob(token, logprob or 0.0), *(TokenLogprob(3 + n, -9.0 - n) for n in range(20))]
         events.append(TokenEvent(index, token, logprob, tuple(others[: wanted or 0])))
-    reason = "length" if len(ids) > request.max_tokens else "stop"
+    reason = "length" if len(ids) >= request.max_tokens else "stop"
     events.append(after or FinishedEvent(reason, "", len(request.prompt), len(events)))  # type: ignore[arg-type]
     return events
+
+
+def breaking(
+    ids_of: Callable[[GenerateRequest], Sequence[int]], breaks: Iterable[int], reason: str = "unavailable"
+) -> Callable[[GenerateRequest], Script]:
+    """A model whose ring breaks, for each choice, before the tokens at these places; resubmissions go on behind what
+    was generated, as on real stages."""
+    left: dict[int, list[int]] = {}
+
+    def script(request: GenerateRequest) -> Script:
+        ids, start = ids_of(request), len(request.generated)
+        assert list(request.generated) == list(ids[:start])
+        choices_breaks = left.setdefault(request.sampling.choice, sorted(breaks))
+        for event in list(tokens_of(ids, request))[start:]:
+            place = event.index if isinstance(event, TokenEvent) else len(ids)
+            if choices_breaks and choices_breaks[0] <= place:
+                choices_breaks.pop(0)
+                yield FinishedEvent(reason, "the ring broke", len(request.prompt))  # type: ignore[arg-type]
+                return
+            yield event
+
+    return script
 
 
 @dataclass(frozen=True)

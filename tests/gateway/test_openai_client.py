@@ -260,7 +260,8 @@ async def test_failure_before_the_first_token_is_a_status(
 
 async def test_failure_after_the_first_token_is_an_error_event(directory: Path, pki: Pki, tokenizer: Tokenizer) -> None:
     failed = FinishedEvent("unavailable", "the ring broke")
-    async with clients(directory, pki, ScriptedPipeline(says(tokenizer, "the dog", after=failed))) as client:
+    pipeline = ScriptedPipeline(says(tokenizer, "the dog", after=failed))
+    async with clients(directory, pki, pipeline, replan_wait_seconds=0.1) as client:
         stream = await client.completions.create(model=MODEL, prompt="hi", stream=True)
         seen = ""
         with pytest.raises(openai.APIError, match="the ring broke"):
@@ -274,7 +275,8 @@ async def test_failure_after_the_first_token_is_an_error_event(directory: Path, 
 
 async def test_a_pipeline_that_is_not_ready_is_named(directory: Path, pki: Pki, tokenizer: Tokenizer) -> None:
     down = PipelineStatus(ready=False, reason="box2 is away")
-    async with clients(directory, pki, ScriptedPipeline(says(tokenizer, ANSWER), status=down)) as client:
+    pipeline = ScriptedPipeline(says(tokenizer, ANSWER), status=down)
+    async with clients(directory, pki, pipeline, replan_wait_seconds=0.1) as client:
         with pytest.raises(openai.InternalServerError, match="box2 is away") as caught:
             await client.completions.create(model=MODEL, prompt="hi")
     assert caught.value.status_code == 503
