@@ -84,13 +84,14 @@ async def dial(settings: LinkSettings, peer: BoxAddress, own: Hello | None = Non
     reader = asyncio.StreamReader(limit=READ_BUFFER_BYTES)
     protocol = LinkProtocol(reader)
     try:
+        context = await asyncio.to_thread(settings.tls.client_context)  # reads files; a worn card may take its time
         transport, _ = await within(
             timing.connect_seconds,
             loop.create_connection(
                 lambda: protocol,
                 peer.host,
                 peer.port,
-                ssl=settings.tls.client_context(),
+                ssl=context,
                 server_hostname=server_name(peer.box, hello.site),
             ),
         )
@@ -99,19 +100,19 @@ async def dial(settings: LinkSettings, peer: BoxAddress, own: Hello | None = Non
             protocol.transport.close()
         raise
     except asyncio.TimeoutError:
-        raise LinkError(f"no answer from {peer} within {timing.connect_seconds:g} s") from None
+        raise LinkError(f"no answer from {peer} within {timing.connect_seconds:g} s", "unreachable") from None
     except ssl.SSLCertVerificationError as error:
-        raise LinkError(f"{peer}: certificate refused: {error.verify_message}") from None
+        raise LinkError(f"{peer}: certificate refused: {error.verify_message}", "unreachable") from None
     except OSError as error:
-        raise LinkError(f"can't reach {peer}: {error.strerror or error}") from None
+        raise LinkError(f"can't reach {peer}: {error.strerror or error}", "unreachable") from None
     except UnicodeError as error:  # a host name that the resolver's IDNA codec refuses
-        raise LinkError(f"can't reach {peer}: {error}") from None
+        raise LinkError(f"can't reach {peer}: {error}", "unreachable") from None
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
     try:
         _tune(writer, timing)
         return await shake_hands(reader, writer, hello, check, timing, dialled=True)
     except LinkError as error:
-        raise LinkError(f"{peer}: {error}") from None
+        raise LinkError(f"{peer}: {error}", error.kind) from None
 
 
 class LinkServer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from stage_runtime.link.connection import Link, LinkError, LinkTiming
 from stage_runtime.link.control import Refused, decode_control, encode_control
@@ -22,6 +23,9 @@ REASON_CHARACTERS = 2000
 def hello_problem(own: Hello, peer: Hello, identity: PeerIdentity | None) -> str:
     """Why a peer's Hello is refused; empty if it is welcome.
 
+    Epochs are the business of whoever serves them. A coordinator serves every model, so model and policy count
+    between the others only.
+
     Args:
         own: this side's Hello.
         peer: the other side's Hello.
@@ -32,15 +36,14 @@ def hello_problem(own: Hello, peer: Hello, identity: PeerIdentity | None) -> str
     for field, told, shown in (("CN", peer.box, identity.box), ("O", peer.site, identity.site)):
         if told != shown:
             return f"hello says {told!r}, the certificate's {field} is {shown!r}"
-    for field in ("site", "protocol", "model_digest", "policy"):
+    of_the_model = () if "coordinator" in (own.role, peer.role) else ("model_digest", "policy")
+    for field in ("site", "protocol", *of_the_model):
         mine, theirs = getattr(own, field), getattr(peer, field)
         if mine != theirs:
             return (
                 f"{field.replace('_', ' ')} differs: {own.box} has {mine!r}, {peer.box} has {theirs!r} "
                 f"(runtime {own.runtime_version} and {peer.runtime_version})"
             )
-    if own.role == peer.role == "stage" and own.epoch != peer.epoch:
-        return f"epoch differs: {own.box} has {own.epoch}, {peer.box} has {peer.epoch}"
     return ""
 
 
@@ -50,23 +53,26 @@ HelloCheck = Callable[[Hello], str]
 async def _read_hello(reader: asyncio.StreamReader) -> Hello:
     frame = await read_frame(reader)
     if frame.type is FrameType.REFUSED:
-        raise LinkError(f"refused by the peer: {decode_control(Refused, frame.body).reason}")
+        raise LinkError(f"refused by the peer: {decode_control(Refused, frame.body).reason}", "refused")
     if frame.type is not FrameType.HELLO:
         raise LinkError(f"{frame.type.name} instead of a hello")
     return decode_control(Hello, frame.body)
+
+
+def _hello_bytes(hello: Hello) -> bytes:
+    return encode_frame(Frame(FrameType.HELLO, encode_control(hello), hello.epoch))
 
 
 async def _exchange(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, own: Hello, check: HelloCheck, *, dialled: bool
 ) -> tuple[Hello, str]:
     """The peer's Hello, and why it is refused (empty if it is not)."""
-    hello = encode_frame(Frame(FrameType.HELLO, encode_control(own), own.epoch))
     if dialled:
-        writer.write(hello)
+        writer.write(_hello_bytes(own))
     peer = await _read_hello(reader)
     problem = hello_problem(own, peer, peer_identity(writer.get_extra_info("ssl_object"))) or check(peer)
-    if not dialled and not problem:
-        writer.write(hello)
+    if not dialled and not problem:  # the link belongs to the epoch that the dialler named
+        writer.write(_hello_bytes(replace(own, epoch=peer.epoch)))
     await writer.drain()
     return peer, problem[:REASON_CHARACTERS]
 
@@ -110,5 +116,5 @@ async def shake_hands(
         raise
     if problem:
         await _refuse(writer, own, problem, timing)
-        raise LinkError(f"refused {peer.box}: {problem}")
+        raise LinkError(f"refused {peer.box}: {problem}", "refused")
     return Link(reader, writer, peer, timing)

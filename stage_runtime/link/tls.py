@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import threading
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,15 +58,17 @@ class TlsIdentity:
     clock_synchronised_file: Path | None = None
     # weak: every dial makes one, and a box whose clock is never known to be right dials for years
     _contexts: weakref.WeakSet[ssl.SSLContext] = field(default_factory=weakref.WeakSet, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)  # dials use threads
 
     @property
     def clock_synchronised(self) -> bool:
         """Whether the own clock is known to be right; also switches contexts made earlier to judging dates."""
         synchronised = self.clock_synchronised_file is not None and self.clock_synchronised_file.exists()
         if synchronised:
-            for context in self._contexts:
-                context.verify_flags &= ~X509_V_FLAG_NO_CHECK_TIME
-            self._contexts.clear()
+            with self._lock:
+                for context in self._contexts:
+                    context.verify_flags &= ~X509_V_FLAG_NO_CHECK_TIME
+                self._contexts.clear()
         return synchronised
 
     def client_context(self) -> ssl.SSLContext:
@@ -95,5 +98,6 @@ class TlsIdentity:
         context.load_cert_chain(self.certificate, self.key)
         if not self.clock_synchronised:
             context.verify_flags |= X509_V_FLAG_NO_CHECK_TIME
-            self._contexts.add(context)
+            with self._lock:
+                self._contexts.add(context)
         return context

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import torch
 
+from stage_runtime.server.work import WorkMeter
+
 T = TypeVar("T")
 
 
@@ -20,24 +22,47 @@ class ComputeThread:
         threads: torch's intra-op threads; OpenMP keeps their number per calling thread, so it is set in there.
 
     Attributes:
-        busy_seconds: time spent computing so far.
+        work: how micro-batches go.
     """
 
     def __init__(self, threads: int) -> None:
-        self.busy_seconds = 0.0
+        self.work = WorkMeter()
+        self._busy_seconds = 0.0
+        self._running_since: float | None = None
         self._executor = ThreadPoolExecutor(1, "compute", torch.set_num_threads, (threads,))
+
+    @property
+    def busy_seconds(self) -> float:
+        """Time spent computing so far, the running call included."""
+        since = self._running_since
+        return self._busy_seconds + (0.0 if since is None else time.monotonic() - since)
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
         """Call in the thread and wait. If the caller is cancelled, the call still ends before the next one starts."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._timed, function, arguments)
+        result, _ = await asyncio.get_running_loop().run_in_executor(self._executor, self._timed, function, arguments)
+        return result
+
+    async def step(self, function: Callable[..., T], *arguments: object) -> T:
+        """The same for a call that computes a micro-batch, or a part of one: it counts as progress."""
+        token, seconds = self.work.begin(), None
+        try:
+            result, seconds = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._timed, function, arguments
+            )
+        finally:
+            self.work.end(token, seconds)
+        return result
 
     def close(self) -> None:
         """Wait for the running call and end the thread."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _timed(self, function: Callable[..., T], arguments: tuple[object, ...]) -> T:
+    def _timed(self, function: Callable[..., T], arguments: tuple[object, ...]) -> tuple[T, float]:
         start = time.monotonic()
+        self._running_since = start
         try:
-            return function(*arguments)
+            result = function(*arguments)
+            return result, time.monotonic() - start
         finally:
-            self.busy_seconds += time.monotonic() - start
+            self._running_since = None
+            self._busy_seconds += time.monotonic() - start

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import ExitCode, FleetError
-from fleet.planning.plan import PipelinePlan, Plan, StagePlan
 from stage_runtime.link.connection import LinkTiming
 from stage_runtime.link.endpoints import BoxAddress
 from stage_runtime.link.section import LARGEST_PORT, PROBLEM_CHARACTERS, Section
 from stage_runtime.link.tls import TlsIdentity
 
-STAGE_SCHEMA = 1
+STAGE_SCHEMA = 2
 KERNELS = ("auto", "dense", "packed")
 POLICIES = ("exact",)
 TIMING_KEYS = (
@@ -24,7 +23,9 @@ TIMING_KEYS = (
     "ring_reconnect_seconds",
     "ring_reconnect_max_seconds",
     "ring_ping_seconds",
+    "ring_silence_least_seconds",
     "ring_silence_seconds",
+    "heartbeat_seconds",
     "drain_seconds",
 )
 KEYS: dict[str, type | tuple[type, ...]] = {
@@ -32,12 +33,13 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "site": str,
     "box": str,
     "pipeline": str,
-    "plan": (dict, str),
+    "policy": str,
     "model_directory": str,
     "model_digest": str,
     "ring": dict,
     "metrics": dict,
-    "peers": dict,
+    "coordinator": dict,
+    "state_directory": str,
     "admin_socket": str,
     "tls": dict,
     "clock_synchronised_file": (str, type(None)),
@@ -46,8 +48,10 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "max_batch_sequences": int,
     "prefill_chunk_tokens": int,
     "kv_block_tokens": int,
+    "memory_keep_free_bytes": int,
     "timing": dict,
 }
+MAY_BE_ZERO = ("memory_keep_free_bytes",)
 
 
 @dataclass(frozen=True)
@@ -60,30 +64,32 @@ class Address:
 
 @dataclass(frozen=True)
 class StageConfig:
-    """Everything a stage process is told.
+    """Everything a stage process is told by its file; its plan comes from the coordinator.
 
     Attributes:
-        stage: this box's part of the pipeline; an empty layer range for a spare.
-        peers: ring addresses of the pipeline's boxes.
+        policy: numeric policy of the pipeline.
+        coordinator: where the control channel goes.
+        state_directory: of stage.sqlite.
         threads: compute threads.
         kernel: "auto", "dense" or "packed".
         max_batch_sequences: sequences in one micro-batch at most.
         prefill_chunk_tokens: prompt tokens in one micro-batch at most.
         kv_block_tokens: KV caches grow by multiples of this.
-        drain_seconds: open sequences may finish before a stop.
+        memory_keep_free_bytes: of the box's memory, never taken for weights.
+        heartbeat_seconds: period of the pulse to the coordinator.
+        drain_seconds: how long a stage that was told to stop serves on at most.
     """
 
     site: str
     box: str
     pipeline: str
-    epoch: int
-    plan: PipelinePlan
-    stage: StagePlan
+    policy: str
     model_directory: Path
     model_digest: str
     ring: Address
     metrics: Address
-    peers: dict[str, BoxAddress]
+    coordinator: BoxAddress
+    state_directory: Path
     admin_socket: Path
     tls: TlsIdentity
     threads: int
@@ -91,7 +97,9 @@ class StageConfig:
     max_batch_sequences: int
     prefill_chunk_tokens: int
     kv_block_tokens: int
+    memory_keep_free_bytes: int
     link_timing: LinkTiming
+    heartbeat_seconds: float
     drain_seconds: float
 
 
@@ -124,25 +132,18 @@ def load_config(path: Path) -> StageConfig:
 
 def _parse(raw: Any) -> StageConfig:
     _check_keys(raw)
-    plan, epoch = _plan(raw)
     timing = _timing(raw)
-    box = raw["box"]
-    peers = {name: BoxAddress(name, *_address(value, f"peers.{name}")) for name, value in raw["peers"].items()}
-    for stage in plan.stages:
-        if stage.box not in peers:
-            raise _Problem(f"peers: no address of {stage.box}, which is in the plan")
     return StageConfig(
         site=raw["site"],
-        box=box,
+        box=raw["box"],
         pipeline=raw["pipeline"],
-        epoch=epoch,
-        plan=plan,
-        stage=plan.stage_of(box) or StagePlan(box, 0, 0, embedding=False, head=False),
+        policy=_one_of(raw["policy"], POLICIES, "policy"),
         model_directory=Path(raw["model_directory"]),
         model_digest=raw["model_digest"],
         ring=Address(*_address(raw["ring"], "ring")),
         metrics=Address(*_address(raw["metrics"], "metrics")),
-        peers=peers,
+        coordinator=_coordinator(raw["coordinator"]),
+        state_directory=Path(raw["state_directory"]),
         admin_socket=Path(raw["admin_socket"]),
         tls=_tls(raw),
         threads=raw["threads"],
@@ -150,7 +151,9 @@ def _parse(raw: Any) -> StageConfig:
         max_batch_sequences=raw["max_batch_sequences"],
         prefill_chunk_tokens=raw["prefill_chunk_tokens"],
         kv_block_tokens=raw["kv_block_tokens"],
+        memory_keep_free_bytes=raw["memory_keep_free_bytes"],
         link_timing=LinkTiming.from_config(timing),
+        heartbeat_seconds=timing["heartbeat_seconds"],
         drain_seconds=timing["drain_seconds"],
     )
 
@@ -168,64 +171,11 @@ def _check_keys(raw: Any) -> None:
         value = raw[key]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise _Problem(f"{key}: read {value!r}")
-        if isinstance(value, int) and value < 1:
-            raise _Problem(f"{key}: read {value}, expected at least 1")
+        least = 0 if key in MAY_BE_ZERO else 1
+        if isinstance(value, int) and value < least:
+            raise _Problem(f"{key}: read {value}, expected at least {least}")
     if raw["schema"] != STAGE_SCHEMA:
         raise _Problem(f"schema: read {raw['schema']}, this runtime knows {STAGE_SCHEMA}")
-
-
-def _plan(raw: dict[str, Any]) -> tuple[PipelinePlan, int]:
-    try:
-        data = json.loads(raw["plan"]) if isinstance(raw["plan"], str) else raw["plan"]
-        _check_plan(Section(data, "plan"), raw["pipeline"])
-        plan = Plan.from_data(data)
-    except RecursionError:
-        raise _Problem("plan: nested too deeply") from None
-    except ValueError as error:
-        raise _Problem(str(error)) from None
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _Problem(f"plan: {error!r}") from None
-    pipeline = plan.pipelines[raw["pipeline"]]
-    if pipeline.model_digest != raw["model_digest"]:
-        raise _Problem(f"model_digest: {raw['model_digest']}, the plan says {pipeline.model_digest}")
-    _one_of(pipeline.policy, POLICIES, f"plan.pipelines.{raw['pipeline']}.policy")
-    problem = _stages_problem(pipeline)
-    if problem:
-        raise _Problem(f"plan.pipelines.{raw['pipeline']}: {problem}")
-    return pipeline, plan.epoch
-
-
-def _check_plan(plan: Section, pipeline: str) -> None:
-    """Types and values of what this stage reads of the plan; ValueError names the key."""
-    plan.integer("epoch", 0)
-    pipelines = plan.section("pipelines")
-    if pipeline not in pipelines.names():
-        raise ValueError(f"pipeline: the plan has no {pipeline!r}, it has {sorted(pipelines.names())}")
-    own = pipelines.section(pipeline)
-    own.text("model")
-    own.integer("layers", 1)
-    own.integer("max_sequences", 1)
-    own.integer("max_tokens_per_sequence", 1)
-    for stage in own.sections("stages"):
-        stage.text("box")
-        stage.integer("start", 0)
-        stage.integer("end", 0)
-        stage.boolean("embedding")
-        stage.boolean("head")
-
-
-def _stages_problem(pipeline: PipelinePlan) -> str:
-    stages = pipeline.stages
-    bounds = [(stage.start, stage.end) for stage in stages]
-    whole = [0, *(end for _, end in bounds)]
-    if not stages or [start for start, _ in bounds] != whole[:-1] or whole[-1] != pipeline.layers:
-        return f"layers {bounds} are not a division of 0…{pipeline.layers}"
-    if [stage.embedding for stage in stages] != [index == 0 for index in range(len(stages))]:
-        return "the first stage, and no other, must hold the embedding"
-    heads = [index for index, stage in enumerate(stages) if stage.head]
-    if len(heads) != 1 or heads[0] not in (0, len(stages) - 1):
-        return "the first or the last stage, and no other, must hold the head"
-    return ""
 
 
 def _address(value: Any, where: str) -> tuple[str, int]:
@@ -235,6 +185,13 @@ def _address(value: Any, where: str) -> tuple[str, int]:
     if not isinstance(host, str) or not host or type(port) is not int or not 0 < port <= LARGEST_PORT:
         raise _Problem(f"{where}: expected a host and a port from 1 to 65535, read {value!r}")
     return host, port
+
+
+def _coordinator(value: dict[str, Any]) -> BoxAddress:
+    if value.keys() != {"box", "host", "port"} or not isinstance(value["box"], str) or not value["box"]:
+        raise _Problem(f"coordinator: expected box, host and port, read {value!r}")
+    host, port = _address({"host": value["host"], "port": value["port"]}, "coordinator")
+    return BoxAddress(value["box"], host, port)
 
 
 def _tls(raw: dict[str, Any]) -> TlsIdentity:

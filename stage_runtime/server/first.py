@@ -11,16 +11,17 @@ from stage_runtime.engine.stage import EngineError, StageEngine
 from stage_runtime.link.backoff import Backoff
 from stage_runtime.link.connection import Link, LinkError
 from stage_runtime.link.control import Notice, decode_control
-from stage_runtime.link.endpoints import BoxAddress, LinkSettings, dial
+from stage_runtime.link.endpoints import BoxAddress, LinkSettings
 from stage_runtime.link.frames import FrameError, FrameType
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest, PipelineStatus
-from stage_runtime.link.steps import TokenKind
 from stage_runtime.link.tasks import until_first_ends, within
-from stage_runtime.server.follower import RING_KEY, ring_hello
+from stage_runtime.server.driver import RingDriver
 from stage_runtime.server.gateways import Gateways
+from stage_runtime.server.kept import KEPT_SECONDS, KeptTimer
+from stage_runtime.server.neighbours import RING_KEY, LinkWatch
 from stage_runtime.server.pipe import Pipe
-from stage_runtime.server.probe import ProbeError, probe_problem, run_probe
-from stage_runtime.server.state import StageState
+from stage_runtime.server.probe import ProbeError
+from stage_runtime.server.state import EpochState, StageState
 
 log = logging.getLogger(__name__)
 
@@ -31,46 +32,79 @@ class FirstStage:
     """Owns the scheduler and, while the ring holds, the pipe.
 
     Args:
-        settings: this side of links.
+        settings: this side of links; its Hello carries the epoch.
         successor: the second stage; None in a pipeline of one.
         engine: what computes.
-        state: what others see.
+        epoch: what others see of the epoch. state: of the process.
     """
 
     def __init__(
-        self, settings: LinkSettings, successor: BoxAddress | None, engine: StageEngine, state: StageState
+        self,
+        settings: LinkSettings,
+        successor: BoxAddress | None,
+        engine: StageEngine,
+        epoch: EpochState,
+        state: StageState,
     ) -> None:
-        config = state.config
+        config, plan = state.config, epoch.prepare.plan
         self._settings = settings
         self._successor_address = successor
         self._engine = engine
+        self._epoch = epoch
         self._state = state
         self._compute = state.compute
-        self._stages = len(config.plan.stages)
-        self.scheduler = Scheduler(
+        self._watch = LinkWatch(epoch.number, state.on_link)
+        self._kept = KeptTimer(state.compute)
+        self._scheduler = Scheduler(
             Limits(
-                config.plan.max_sequences,
-                config.plan.max_tokens_per_sequence,
+                plan.max_sequences,
+                plan.max_tokens_per_sequence,
                 config.max_batch_sequences,
                 config.prefill_chunk_tokens,
-                self._stages,
+                len(plan.stages),
                 engine.config.vocab_size,
             )
         )
-        self._gateways = Gateways(config.epoch, self, self._status)
+        self._gateways = Gateways(epoch.number, self, self._status)
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()  # no sequence is open or waits
         self._idle.set()
         self._not_admitting = ""  # why a ready ring admits nothing: a box drains
+        self._ending = ""  # why the epoch ends here
+        self._committed = asyncio.Event()
+        self._fit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._agreed: dict[int, int] = {}  # kept sequences that nobody has claimed yet -> tokens that all stages hold
         self._ring = ""  # the forming of the ring that links must belong to
         self._predecessor: asyncio.Future[Link] | None = None
 
     async def run(self) -> None:
         """Form the ring again and again; runs until cancelled."""
-        await until_first_ends(self._keep_ring(), self._tell_status())
+        self._kept.start(self._engine)
+        await until_first_ends(self._keep_ring(), self._tell_status(), self._kept.run())
+
+    async def fit(self) -> str:
+        """Wait until the ring has closed and its probe has run; why the epoch can't be voted for, or nothing."""
+        return await asyncio.shield(self._fit)
+
+    def commit(self) -> None:
+        """The epoch is committed: a ring that has formed serves from now on."""
+        self._committed.set()
+        self._gateways.broadcast_status()
+
+    async def end(self, reason: str) -> None:
+        """Called when `run` has ended for good: gateways hear what is left to hear, then their links close."""
+        self._epoch.enter("loaded", reason)
+        await self._gateways.end(reason)
+
+    def announce_end(self, reason: str) -> None:
+        """The epoch is about to end: the reason that gateways will hear, instead of a broken ring."""
+        self._ending = reason
 
     async def serve_gateway(self, link: Link) -> None:
         """A gateway has connected; returns when the link is over."""
+        if self._ending:
+            link.close(self._ending)
+            return
         await self._gateways.serve(link)
 
     async def serve_stage(self, link: Link) -> None:
@@ -78,6 +112,7 @@ class FirstStage:
         if link.peer.extra.get(RING_KEY) != self._ring or self._predecessor is None or self._predecessor.done():
             link.close("it belongs to an older ring")
             return
+        self._watch.connected(link)
         self._predecessor.set_result(link)
         await link.wait_closed()
 
@@ -90,15 +125,17 @@ class FirstStage:
             log.warning("sequences are still open after %g s", seconds)
 
     def submit(self, request: GenerateRequest, gateway: Link) -> None:
-        """A gateway wants a sequence."""
+        """A gateway wants a sequence, or wants one to go on."""
         fields = {"request_id": request.request_id, "sequence_id": request.sequence_id}
         status = self._status()
         if status.ready:
-            refusal = self.scheduler.submit(request, gateway)
+            kept = self._agreed.get(request.sequence_id, 0)
+            refusal = self._scheduler.submit(request, gateway, kept)
         else:
-            refusal = FinishedEvent("unavailable", status.reason, len(request.prompt))
+            refusal = FinishedEvent("unavailable", status.reason, len(request.prompt), len(request.generated))
         if refusal is None:
-            log.info("sequence is queued", extra=fields)
+            kept = self._agreed.pop(request.sequence_id, 0)
+            log.info("sequence is queued, %d tokens of it are kept", kept, extra=fields)
             self._idle.clear()
             self._wake.set()
         else:
@@ -107,12 +144,12 @@ class FirstStage:
 
     def cancel(self, sequence_id: int, gateway: Link) -> None:
         """A gateway wants no more of a sequence."""
-        self._deliver(self.scheduler.cancel(sequence_id, gateway))
+        self._deliver(self._scheduler.cancel(sequence_id, gateway))
         self._wake.set()
 
     def forget(self, gateway: Link) -> None:
         """A gateway is gone."""
-        self.scheduler.cancel_owner(gateway)
+        self._scheduler.cancel_owner(gateway)
         self._note_idle()
         self._wake.set()
 
@@ -122,17 +159,17 @@ class FirstStage:
             self._gateways.broadcast_status()
 
     def _status(self) -> PipelineStatus:
-        state = self._state
-        reason = self._not_admitting if state.state == "ready" else state.reason
+        epoch, scheduler = self._epoch, self._scheduler
+        reason = (self._ending or self._not_admitting) if epoch.state == "ready" else epoch.reason
         return PipelineStatus(
-            ready=state.state == "ready" and not reason,
+            ready=epoch.state == "ready" and not reason,
             reason=reason,
-            epoch=state.config.epoch,
-            policy=state.config.plan.policy,
-            largest_logit_difference=state.finite_logit_difference,
-            active_sequences=self.scheduler.active_sequences,
-            queued_sequences=self.scheduler.queued_sequences,
-            tokens_per_second=state.tokens.per_second(),
+            epoch=epoch.number,
+            policy=epoch.prepare.plan.policy,
+            largest_logit_difference=epoch.finite_logit_difference,
+            active_sequences=scheduler.active_sequences,
+            queued_sequences=scheduler.queued_sequences,
+            tokens_per_second=self._state.tokens.per_second(),
         )
 
     def _stop_admitting(self, reason: str) -> None:
@@ -152,20 +189,22 @@ class FirstStage:
         self._note_idle()
 
     def _note_idle(self) -> None:
-        if not self.scheduler.active_sequences + self.scheduler.queued_sequences:
+        if not self._scheduler.active_sequences + self._scheduler.queued_sequences:
             self._idle.set()
 
     async def _keep_ring(self) -> None:
         timing = self._settings.timing
-        backoff = Backoff(timing.reconnect_seconds, timing.reconnect_max_seconds)
+        backoff = Backoff(timing.reconnect_seconds, timing.reconnect_max_seconds, at_once=True)
         while True:
             try:
                 await self._session(backoff)
             except (LinkError, FrameError, EngineError) as error:
                 log.warning("ring %s is broken: %s", self._ring, error)
             except ProbeError as error:
-                self._state.enter("failed", str(error))
+                self._epoch.enter("failed", str(error))
                 self._gateways.broadcast_status()
+                if not self._fit.done():
+                    self._fit.set_result(str(error))
                 await asyncio.Event().wait()  # links stay down; a restart or another plan helps, a retry does not
             await asyncio.sleep(backoff.next_seconds())
 
@@ -179,10 +218,8 @@ class FirstStage:
             if self._successor_address is None:
                 await self._serve(self._make_pipe(None, None), backoff)
             else:
-                self._state.enter("loaded", f"connecting to {self._successor_address}")
-                successor = await dial(
-                    self._settings, self._successor_address, ring_hello(self._settings.own, self._ring)
-                )
+                self._epoch.enter("loaded", f"connecting to {self._successor_address}")
+                successor = await self._watch.dial(self._settings, self._successor_address, self._ring)
                 await until_first_ends(
                     self._hear_notices(successor), self._run_ring(successor, self._predecessor, backoff)
                 )
@@ -193,7 +230,7 @@ class FirstStage:
             reason = f"a bug of {self._settings.own.box}: {error!r}"
             raise
         finally:
-            await self._end_session(successor, reason)
+            await self._end_session(successor, self._ending or f"the ring broke: {reason}")
 
     async def _run_ring(self, successor: Link, closing: asyncio.Future[Link], backoff: Backoff) -> None:
         # shielded: a cancelled waiter must not cancel the future that owns the link
@@ -204,25 +241,29 @@ class FirstStage:
         return Pipe(
             self._engine,
             self._compute,
-            self._state.config.epoch,
+            self._epoch.number,
             successor=successor,
             predecessor=predecessor,
             on_return=self._wake.set,
         )
 
     async def _end_session(self, successor: Link | None, reason: str) -> None:
-        """Close both links, free everything, tell the owners of what was open."""
-        if successor is not None:
-            successor.close(reason)
+        """Close both links, keep the caches, tell the owners of what was open."""
         predecessor, self._predecessor = self._predecessor, None
+        if successor is not None:
+            self._watch.ended(successor)
+            successor.close(reason)
         if predecessor is not None and predecessor.done() and not predecessor.cancelled():
+            self._watch.ended(predecessor.result())
             predecessor.result().close(reason)
             self._state.rings_lost += 1
         self._not_admitting = ""
-        self._state.enter("loaded", f"the ring is broken: {reason}")
+        self._agreed = {}
+        self._epoch.enter("loaded", reason)
         self._gateways.broadcast_status()  # before the ends: who asks again at once must know
-        self._deliver(self.scheduler.end_all(FinishedEvent("unavailable", f"the ring broke: {reason}")))
-        await self._compute.run(self._engine.free_all)
+        self._deliver(self._scheduler.end_all(FinishedEvent("unavailable", reason)))
+        await self._compute.run(self._engine.keep_all)
+        self._kept.start(self._engine)
 
     async def _hear_notices(self, successor: Link) -> None:
         while True:
@@ -234,45 +275,44 @@ class FirstStage:
             if notice.kind == "draining":
                 self._stop_admitting(notice.text)
             else:
-                self._state.enter("loaded", notice.text)
+                self._epoch.enter("loaded", notice.text)
 
     async def _serve(self, pipe: Pipe, backoff: Backoff) -> None:
-        """Probe, then schedule until cancelled."""
+        """Agree on what is kept, probe, wait for the commit, then schedule until cancelled."""
         self._state.rings_formed += 1
-        self._state.enter("loaded", "the ring's probe runs")
-        difference = await run_probe(pipe, self._wake, self._engine.config.vocab_size, self._stages)
-        self._state.largest_logit_difference = difference
-        if problem := probe_problem(difference):
-            raise ProbeError(problem)
-        await pipe.announce_ready(difference)
+        self._epoch.enter("loaded", "the ring agrees on what it has kept")
+        self._agreed = await pipe.agree()
+        self._kept.stop()
+        driver = RingDriver(
+            pipe,
+            scheduler=self._scheduler,
+            state=self._state,
+            wake=self._wake,
+            deliver=self._deliver,
+            on_probed=self._probed,
+            vocab_size=self._engine.config.vocab_size,
+        )
+        if self._epoch.prepare.planned and not self._epoch.committed:
+            self._epoch.enter("loaded", "the ring's probe runs")
+            await driver.probe_now()
+        if not self._fit.done():
+            self._fit.set_result("")
+        self._epoch.enter("loaded", "the ring is closed, no commit yet")
+        await self._committed.wait()
         backoff.reset()
-        self._state.enter("ready")
-        log.info("ring %s is ready, largest logit difference %.2e", self._ring, difference)
+        self._epoch.enter("ready")
+        log.info("ring %s serves epoch %d, %d sequences are kept", self._ring, self._epoch.number, len(self._agreed))
         self._gateways.broadcast_status()
-        while True:
-            while await self._advance(pipe):
-                pass
-            await self._wake.wait()
-            self._wake.clear()
+        await until_first_ends(driver.serve(), self._forget_unclaimed())
 
-    async def _advance(self, pipe: Pipe) -> bool:
-        """Do the most urgent thing; False if there is none."""
-        scheduler = self.scheduler
-        if scheduler.freed:
-            freed, scheduler.freed = tuple(scheduler.freed), []
-            await pipe.free(freed)
-            return True
-        if pipe.has_returned:
-            tokens = await pipe.collect()
-            self._state.tokens.add(sum(result.kind is not TokenKind.NOTHING for result in tokens.results))
-            self._deliver(scheduler.complete(tokens.results, tokens.batch_limit))
-            return True
-        batch = scheduler.next_micro_batch()
-        if batch is None:
-            return False
-        for request in batch.opened:
-            await pipe.open(request.sequence_id, request.request_id, request.sampling)
-        self._state.micro_batches += 1
-        self._state.rows += len(batch.token_ids)
-        await pipe.submit(batch.entries, batch.token_ids, self._state.batch_limit)
-        return True
+    def _probed(self, difference: float) -> None:
+        self._epoch.largest_logit_difference = difference
+        self._gateways.broadcast_status()
+
+    async def _forget_unclaimed(self) -> None:
+        """Kept sequences that nobody wants to go on with are freed on all stages."""
+        await asyncio.sleep(KEPT_SECONDS)
+        self._scheduler.freed += self._agreed
+        self._agreed = {}
+        self._wake.set()
+        await asyncio.Event().wait()

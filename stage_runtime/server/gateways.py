@@ -12,12 +12,14 @@ from stage_runtime.link.connection import Link, LinkError
 from stage_runtime.link.control import Cancel, FinishedMessage, TokenMessage, decode_control, encode_control
 from stage_runtime.link.frames import Frame, FrameError, FrameType
 from stage_runtime.link.messages import GenerateRequest, PipelineStatus, TokenEvent
-from stage_runtime.link.tasks import until_first_ends
+from stage_runtime.link.tasks import until_first_ends, within
 
 log = logging.getLogger(__name__)
 
 # A gateway that lets this many events pile up has stopped reading.
 EVENTS_QUEUED = 16384
+# The last events of an epoch that ends are on their way by then, or their gateway does not read.
+FLUSH_SECONDS = 0.5
 
 
 class RequestSink(Protocol):
@@ -46,12 +48,15 @@ class Gateways:
         self._epoch = epoch
         self._sink = sink
         self._status = status
-        self._queues: dict[Link, asyncio.Queue[Frame]] = {}
+        self._queues: dict[Link, asyncio.Queue[Frame | None]] = {}  # None: nothing follows
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
 
     async def serve(self, link: Link) -> None:
         """Serve one gateway until its link ends."""
-        queue: asyncio.Queue[Frame] = asyncio.Queue(EVENTS_QUEUED)
+        queue: asyncio.Queue[Frame | None] = asyncio.Queue(EVENTS_QUEUED)
         self._queues[link] = queue
+        self._all_gone.clear()
         log.info("gateway %s is connected", link.peer.box)
         queue.put_nowait(self._status_frame())
         try:
@@ -60,6 +65,8 @@ class Gateways:
             log.info("gateway %s is gone: %s", link.peer.box, error)
         finally:
             del self._queues[link]
+            if not self._queues:
+                self._all_gone.set()
             self._sink.forget(link)
 
     def deliver(self, delivery: Delivery) -> None:
@@ -79,7 +86,17 @@ class Gateways:
         for link in self._queues:
             self._put(link, self._status_frame())
 
-    def _put(self, link: Link, frame: Frame) -> None:
+    async def end(self, reason: str) -> None:
+        """Send what is queued and end every link."""
+        for link in list(self._queues):
+            self._put(link, None)
+        try:
+            await within(FLUSH_SECONDS, self._all_gone.wait())
+        except asyncio.TimeoutError:
+            for link in self._queues:
+                link.close(reason)
+
+    def _put(self, link: Link, frame: Frame | None) -> None:
         try:
             self._queues[link].put_nowait(frame)
         except asyncio.QueueFull:
@@ -99,6 +116,6 @@ class Gateways:
                 raise FrameError(f"{frame.type.name} from a gateway")
 
     @staticmethod
-    async def _send(link: Link, queue: asyncio.Queue[Frame]) -> None:
-        while True:
-            await link.send(await queue.get())
+    async def _send(link: Link, queue: asyncio.Queue[Frame | None]) -> None:
+        while (frame := await queue.get()) is not None:
+            await link.send(frame)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from stage_runtime.engine.stage import StageEngine
 from stage_runtime.link.connection import Link, LinkError
-from stage_runtime.link.control import Free, Open, Ready, encode_control
+from stage_runtime.link.control import Free, KvLength, KvLengths, Open, Ready, decode_control, encode_control
 from stage_runtime.link.frames import Frame, FrameError, FrameType
-from stage_runtime.link.messages import SamplingParameters
 from stage_runtime.link.steps import Step, StepEntry, Tokens, decode_step, decode_tokens, encode_step
 from stage_runtime.server.compute import ComputeThread
 
 U32 = 2**32
+# A SURVEY has a cap like any control frame; of more sequences than fit in, the oldest are prefilled again.
+SURVEYED_SEQUENCES = 1000
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Pipe:
         self._next_number = 0
         self._sent: deque[_Sent] = deque()  # micro-batches in flight, oldest first
         self._returned: deque[Tokens | tuple[_Sent, Frame]] = deque()
+        self._surveyed: asyncio.Future[tuple[KvLength, ...]] = asyncio.get_running_loop().create_future()
 
     @property
     def in_flight(self) -> int:
@@ -71,10 +74,38 @@ class Pipe:
         """Whether `collect` has something to do."""
         return bool(self._returned)
 
-    async def open(self, sequence_id: int, request_id: str, sampling: SamplingParameters) -> None:
-        """A sequence begins on every stage."""
-        await self._compute.run(self._engine.open, sequence_id, sampling)
-        await self._send(FrameType.OPEN, encode_control(Open(sequence_id, request_id, sampling)))
+    async def agree(self) -> dict[int, int]:
+        """Ask round the ring how much every stage has kept of each sequence, and make all keep just that.
+
+        Returns:
+            Sequence → tokens that all stages have kept of it, at least 1.
+
+        Raises:
+            LinkError, FrameError, EngineError: the ring is broken.
+        """
+        kept = await self._compute.run(self._engine.kept_lengths)
+        kept = dict(list(kept.items())[-SURVEYED_SEQUENCES:])
+        lengths = tuple(KvLength(*item) for item in kept.items())
+        if self._successor is not None:
+            await self._send(FrameType.SURVEY, encode_control(KvLengths(lengths)))
+            lengths = self._checked(kept, await asyncio.shield(self._surveyed))
+        agreed = KvLengths(tuple(length for length in lengths if length.kv_len))
+        await self._compute.run(self._engine.agree, agreed.sequences)
+        await self._send(FrameType.AGREED, encode_control(agreed))
+        return {length.sequence_id: length.kv_len for length in agreed.sequences}
+
+    @staticmethod
+    def _checked(kept: dict[int, int], found: tuple[KvLength, ...]) -> tuple[KvLength, ...]:
+        if [length.sequence_id for length in found] != list(kept):
+            raise FrameError("the survey came back with other sequences than it was sent with")
+        if any(length.kv_len > kept[length.sequence_id] for length in found):
+            raise FrameError("the survey came back with more tokens than it was sent with")
+        return found
+
+    async def open(self, wanted: Open) -> None:
+        """A sequence begins, or goes on, on every stage."""
+        await self._compute.run(self._engine.open, wanted.sequence_id, wanted.sampling, wanted.generated, wanted.kv_len)
+        await self._send(FrameType.OPEN, encode_control(wanted))
 
     async def free(self, sequence_ids: tuple[int, ...]) -> None:
         """Sequences end on every stage."""
@@ -88,9 +119,9 @@ class Pipe:
     async def submit(self, entries: tuple[StepEntry, ...], token_ids: list[int], batch_limit: int) -> None:
         """Compute the own part of a micro-batch and send it on."""
         if self._successor is None:
-            self._returned.append(await self._compute.run(self._whole, entries, token_ids, batch_limit))
+            self._returned.append(await self._compute.step(self._whole, entries, token_ids, batch_limit))
             return
-        step = await self._compute.run(self._first_part, entries, token_ids, batch_limit)
+        step = await self._compute.step(self._first_part, entries, token_ids, batch_limit)
         self._next_number = (self._next_number + 1) % U32
         self._sent.append(_Sent(self._next_number, tuple((e.sequence_id, e.position) for e in entries)))
         await self._send(FrameType.STEP, encode_step(step), self._next_number)
@@ -113,7 +144,7 @@ class Pipe:
             return tokens
         step = decode_step(frame.body, self._engine.config.hidden_size)
         sent.compare((entry.sequence_id, entry.position) for entry in step.entries)
-        return await self._compute.run(self._engine.head, step)
+        return await self._compute.step(self._engine.head, step)
 
     async def receive(self) -> None:
         """Take in what the last stage returns, until the link ends.
@@ -125,6 +156,9 @@ class Pipe:
             raise LinkError("a pipeline of one stage has no predecessor")
         while True:
             frame = await self._predecessor.receive()
+            if frame.type is FrameType.SURVEY and frame.epoch == self._epoch and not self._surveyed.done():
+                self._surveyed.set_result(decode_control(KvLengths, frame.body).sequences)
+                continue
             if frame.type not in (FrameType.OUTPUT, FrameType.TOKENS) or frame.epoch != self._epoch:
                 raise FrameError(f"{frame.type.name} of epoch {frame.epoch} from the last stage")
             if not self._sent or frame.micro_batch != self._sent[0].number:

@@ -1,4 +1,4 @@
-"""Life of a stage process: listen, load, warm up, join the ring, drain, stop."""
+"""Life of a stage process: read the log, try the kernels, listen, obey the coordinator, leave, stop."""
 
 from __future__ import annotations
 
@@ -7,46 +7,58 @@ import logging
 import os
 import signal
 import time
+from dataclasses import replace
 
 from fleet import __version__
 from fleet.errors import FleetError
+from fleet.planning.plan import StagePlan
 from stage_runtime.checkpoint.manifest import ModelManifest, read_manifest
-from stage_runtime.engine.stage import StageEngine
+from stage_runtime.engine.measure import measure_head_seconds, measure_layer_seconds
 from stage_runtime.engine.warm_up import KernelChoice, choose_kernel
-from stage_runtime.link.connection import Link
 from stage_runtime.link.control import PROTOCOL
 from stage_runtime.link.endpoints import LinkServer, LinkSettings
 from stage_runtime.link.messages import Hello
 from stage_runtime.link.tasks import until_first_ends
-from stage_runtime.model.load import StageWeights, load_stage
+from stage_runtime.model.store import WeightStore, pieces_of
 from stage_runtime.server.admin import AdminServer
 from stage_runtime.server.compute import ComputeThread
 from stage_runtime.server.config import StageConfig
-from stage_runtime.server.first import FirstStage
-from stage_runtime.server.follower import Follower
+from stage_runtime.server.control import Control
+from stage_runtime.server.dispatch import Dispatcher
+from stage_runtime.server.epochs import Epochs
+from stage_runtime.server.history import History
 from stage_runtime.server.http import start_http
+from stage_runtime.server.loader import Loader
 from stage_runtime.server.memory import (
     LOADING_THRESHOLD_BYTES,
-    SERVING_THRESHOLD_BYTES,
     map_blocks_from,
-    return_freed_memory,
 )
+from stage_runtime.server.plan_checks import Expected
+from stage_runtime.server.plan_log import PlanLog
+from stage_runtime.server.pulse import Pulse
 from stage_runtime.server.state import StageState
 
 log = logging.getLogger(__name__)
 
+# Layers that the time of a decode step is taken from: of a single one, the processor's cache would hold a part.
+MEASURED_LAYERS = 2
+
 
 def own_hello(config: StageConfig) -> Hello:
-    """What this stage says first on every link."""
-    return Hello(
-        PROTOCOL,
-        "stage",
+    """What this stage says first on every link; links of a ring carry their epoch in it."""
+    return Hello(PROTOCOL, "stage", config.box, config.site, config.model_digest, config.policy, 0, __version__)
+
+
+def expected_plan(config: StageConfig, manifest: ModelManifest) -> Expected:
+    """What this box's plans must agree with."""
+    model = manifest.config
+    return Expected(
         config.box,
-        config.site,
+        config.pipeline,
+        config.policy,
         config.model_digest,
-        config.plan.policy,
-        config.epoch,
-        __version__,
+        model.num_hidden_layers,
+        model.tie_word_embeddings,
     )
 
 
@@ -61,108 +73,120 @@ class StageProcess:
         self.config = config
         self.compute = ComputeThread(config.threads)
         self.state = StageState(config, self.compute)
-        self._role: FirstStage | Follower | None = None
-        self._stop = asyncio.Event()
+        self._log = PlanLog(config.state_directory)
+        self._epochs: Epochs | None = None
+        self._control: Control | None = None
+        self._told_to_stop = asyncio.Event()
+        self._told_again = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain.
+        """Serve until SIGTERM or SIGINT, then leave; a second signal stops at once.
 
         Raises:
             OSError: a port or socket is taken.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._note_signal)
         admin = AdminServer(self.state, self.config.admin_socket)
         http = await start_http(self.state)
         try:
             await admin.start()
-            await until_first_ends(self._serve(), self._stop_after_drain())
+            await until_first_ends(self._serve(), self._stop_after_leaving(), self._stop_at_once())
         finally:
             await admin.close()
             await http.cleanup()
             self.compute.close()
+            self._log.close()
 
-    async def _stop_after_drain(self) -> None:
-        await self._stop.wait()
-        log.info("draining for up to %g s", self.config.drain_seconds)
-        if self._role is not None:
-            await self._role.drain(self.config.drain_seconds)
+    def _note_signal(self) -> None:
+        (self._told_again if self._told_to_stop.is_set() else self._told_to_stop).set()
+
+    async def _stop_at_once(self) -> None:
+        await self._told_again.wait()
+        log.info("told to stop a second time: stopping at once")
+
+    async def _stop_after_leaving(self) -> None:
+        """Serve on until others have the layers; without a coordinator, until what is open has ended."""
+        await self._told_to_stop.wait()
+        epochs, control, seconds = self._epochs, self._control, self.config.drain_seconds
+        if epochs is None or control is None:
+            return
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        log.info("leaving, for up to %g s", seconds)
+        if control.connected:
+            control.leave(f"{self.config.box} was told to stop")
+        while epochs.live and control.connected and loop.time() < deadline:
+            await epochs.changes.wait(min(self.config.heartbeat_seconds, max(0.0, deadline - loop.time())))
+        if epochs.live and loop.time() < deadline:
+            await epochs.drain(deadline - loop.time())
 
     async def _serve(self) -> None:
+        config, loader = self.config, None
         try:
-            engine = await self._load()
+            recovered = await self._log.open()
+            self.state.incarnation = recovered.incarnation
+            history = History(self._log, recovered)
+            manifest = await self.compute.run(read_manifest, config.model_directory, config.model_digest)
+            expected = expected_plan(config, manifest)
+            stage = history.stage_in_force(expected) or StagePlan(config.box, 0, expected.layers, False, False)
+            loader = await self._choose_kernel(manifest, stage)
+            seconds = await self._measure(loader, stage)
+            settings = LinkSettings(own_hello(config), config.tls, config.link_timing)
+            self._epochs = Epochs(self.state, settings, expected, loader, history)
+            await self._serve_links(settings, self._epochs, *seconds)
         except FleetError as error:
             log.error("%s", error.message, extra={"hint": error.hint})
-            self.state.enter("failed", error.message)
+            self.state.failure = error.message
+            self.state.changed()
             await asyncio.Event().wait()  # stays up, so that health can say why; a restart would fail again
-            return
-        settings = LinkSettings(own_hello(self.config), self.config.tls, self.config.link_timing)
-        self._role = self._make_role(settings, engine)
-        server = LinkServer(settings, self._check_hello, self._handle_link, self._refused)
-        server.start(self.config.ring.host, self.config.ring.port)
-        try:
-            await self._role.run()
         finally:
-            await server.close()
+            if loader is not None:
+                loader.close()
 
-    async def _load(self) -> StageEngine:
+    async def _choose_kernel(self, manifest: ModelManifest, stage: StagePlan) -> Loader:
+        """Try kernels on the first of the stage's layers."""
         config, state = self.config, self.state
         map_blocks_from(LOADING_THRESHOLD_BYTES)
-        manifest = await self.compute.run(read_manifest, config.model_directory, config.model_digest)
-        own_layer = config.stage.start if config.stage.end > config.stage.start else None
         started = time.monotonic()
         choice: KernelChoice = await self.compute.run(
-            choose_kernel, config.kernel, config.model_directory, manifest, own_layer
+            choose_kernel, config.kernel, config.model_directory, manifest, stage.start
         )
-        warmed = time.monotonic()
-        weights: StageWeights = await self.compute.run(
-            load_stage, config.model_directory, manifest, config.stage, choice.kernel
-        )
-        return_freed_memory()
-        map_blocks_from(SERVING_THRESHOLD_BYTES)
-        state.warm_up_seconds = warmed - started
-        state.load_seconds = time.monotonic() - warmed
+        state.warm_up_seconds = time.monotonic() - started
         state.kernel, state.kernel_difference = choice.kernel, choice.largest_relative_difference
-        state.weight_bytes = weights.weight_bytes
-        state.engine = self._engine(manifest, weights)
-        log.info("layers %d to %d are loaded", config.stage.start, config.stage.end, extra={"kernel": choice.kernel})
-        return state.engine
+        store = WeightStore(config.model_directory, manifest, choice.kernel)
 
-    def _engine(self, manifest: ModelManifest, weights: StageWeights) -> StageEngine:
-        config, plan = self.config, self.config.plan
-        return StageEngine(
-            manifest.config, weights, config.kv_block_tokens, plan.max_sequences, plan.max_tokens_per_sequence
-        )
+        def note_loaded() -> None:
+            state.weight_bytes = store.weight_bytes
+            state.layers_held = frozenset(piece.index for piece in store.held if piece.kind == "layer")
 
-    def _make_role(self, settings: LinkSettings, engine: StageEngine) -> FirstStage | Follower:
-        boxes = [stage.box for stage in self.config.plan.stages]
-        if self.config.box not in boxes:  # a spare: loaded, waiting for a plan that uses it
-            return Follower(settings, self.config.peers[boxes[0]], engine, self.state, last=True)
-        index = boxes.index(self.config.box)
-        successor = self.config.peers[boxes[(index + 1) % len(boxes)]]
-        if index == 0:
-            return FirstStage(settings, successor if len(boxes) > 1 else None, engine, self.state)
-        return Follower(settings, successor, engine, self.state, last=index == len(boxes) - 1)
+        return Loader(store, config.threads, config.memory_keep_free_bytes, note_loaded)
 
-    def _check_hello(self, peer: Hello) -> str:
-        boxes = [stage.box for stage in self.config.plan.stages]
-        if peer.role == "stage":
-            if self.config.box not in boxes or len(boxes) == 1:
-                return f"{self.config.box} is not part of a ring"
-            expected = boxes[boxes.index(self.config.box) - 1]
-            return "" if peer.box == expected else f"the predecessor is {expected!r}, not {peer.box!r}"
-        if peer.role == "gateway":
-            return "" if self.config.box == boxes[0] else f"gateways talk to the first stage, {boxes[0]!r}"
-        return f"role {peer.role!r} is not served here"
+    async def _measure(self, loader: Loader, stage: StagePlan) -> tuple[float, float | None]:
+        """Seconds of a decode step of one layer, and of the head where the stage has it."""
+        some = replace(stage, end=min(stage.end, stage.start + MEASURED_LAYERS), embedding=False)
+        await loader.load(pieces_of(some), background=False)
+        weights, model = loader.store.weights(some), loader.store.config
+        layer_seconds = await self.compute.run(measure_layer_seconds, model, *weights.layers)
+        if weights.head is None:
+            return layer_seconds, None
+        return layer_seconds, await self.compute.run(measure_head_seconds, model, weights.head)
 
-    async def _handle_link(self, link: Link) -> None:
-        if self._role is None:
-            return
-        if link.peer.role == "gateway":
-            await self._role.serve_gateway(link)
-        else:
-            await self._role.serve_stage(link)
+    async def _serve_links(
+        self, settings: LinkSettings, epochs: Epochs, layer_seconds: float, head_seconds: float | None
+    ) -> None:
+        dispatcher = Dispatcher(epochs, self.config.link_timing.handshake_seconds)
+        server = LinkServer(settings, dispatcher.hello_problem, dispatcher.serve, self._refused)
+        server.start(self.config.ring.host, self.config.ring.port)
+        pulse = Pulse(self.state, server.port, layer_seconds, head_seconds)
+        self._control = Control(settings, self.state, epochs, pulse)
+        self.state.starting = ""
+        self.state.changed()
+        try:
+            await until_first_ends(epochs.run(), self._control.run())
+        finally:
+            await server.close()
 
     def _refused(self, address: str, reason: str) -> None:
         self.state.connections_refused += 1

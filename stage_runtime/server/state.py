@@ -6,13 +6,16 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
 from fleet import __version__
+from fleet.planning.plan import StagePlan
 from stage_runtime.engine.stage import StageEngine
+from stage_runtime.link.membership import LinkReport, Prepare, StageStateName
 from stage_runtime.server.compute import ComputeThread
 from stage_runtime.server.config import StageConfig
 
@@ -20,8 +23,8 @@ log = logging.getLogger(__name__)
 
 RATE_WINDOW_SECONDS = 10.0
 HEALTH_SCHEMA = 1
-StateName = Literal["loading", "loaded", "ready", "failed"]
-STATES: tuple[StateName, ...] = ("loading", "loaded", "ready", "failed")
+STATES: tuple[StageStateName, ...] = ("loading", "loaded", "ready", "failed")
+NO_PLAN = "no plan yet"
 
 
 class RateMeter:
@@ -50,27 +53,78 @@ class RateMeter:
 
 
 @dataclass
+class EpochState:
+    """How one epoch stands on this box.
+
+    Attributes:
+        prepare: what the coordinator sent. stage: this box's part of it.
+        changed: called after every change.
+        engine: None until its layers are loaded.
+        committed: whether the coordinator said so.
+        state, reason: loading → loaded (own layers are there) → ready (it serves); failed stays.
+        largest_logit_difference: δ of the ring's last probe.
+    """
+
+    prepare: Prepare
+    stage: StagePlan
+    changed: Callable[[], None]
+    engine: StageEngine | None = None
+    committed: bool = False
+    state: StageStateName = "loading"
+    reason: str = "layers are being loaded"
+    largest_logit_difference: float | None = None
+
+    @property
+    def number(self) -> int:
+        """The epoch."""
+        return self.prepare.epoch
+
+    def enter(self, state: StageStateName, reason: str = "") -> None:
+        """Change state; `failed` is final for the epoch."""
+        if self.state != "failed" and (self.state, self.reason) != (state, reason):
+            self.state, self.reason = state, reason
+            self.changed()
+
+    @property
+    def finite_logit_difference(self) -> float | None:
+        """`largest_logit_difference` for JSON, which has no infinities; `reason` says so where it is infinite."""
+        difference = self.largest_logit_difference
+        return difference if difference is not None and math.isfinite(difference) else None
+
+
+@dataclass
 class StageState:
     """Mutable, owned by the event loop.
 
     Attributes:
-        state: loading → loaded (own layers are ready) → ready (the ring's probe passed); failed stays.
-        reason: why it is not ready, for people.
+        epochs: live ones, by number.
+        starting: why nothing can be prepared yet, for people; empty once it can.
+        failure: why this stage can't serve at all, or what stopped the last plan here; empty otherwise.
+        idle_reason: why no plan is in force.
         batch_limit: sequences in one micro-batch that this box allows now.
-        largest_logit_difference: δ of the ring's last probe.
+        incarnation: starts of the stage on this box.
+        coordinator_reason: why the coordinator is not connected; empty while it is.
+        layers_held: decoder layers in memory.
+        kept_engine: of an epoch that ended; its KV caches wait to be taken over.
         tokens: outputs that passed here.
+        on_change: called when state, reason or epoch changed.
+        on_link: told what is seen of ring neighbours.
     """
 
     config: StageConfig
     compute: ComputeThread
-    engine: StageEngine | None = None
-    state: StateName = "loading"
-    reason: str = "the model is being loaded"
+    epochs: dict[int, EpochState] = field(default_factory=dict)
+    starting: str = "the kernels are being tried"
+    failure: str = ""
+    idle_reason: str = NO_PLAN
     kernel: str = ""
     weight_bytes: int = 0
     kernel_difference: float | None = None
     batch_limit: int = 0
-    largest_logit_difference: float | None = None
+    incarnation: int = 0
+    coordinator_reason: str = "not connected yet"
+    layers_held: frozenset[int] = frozenset()
+    kept_engine: StageEngine | None = None
     load_seconds: float | None = None
     warm_up_seconds: float | None = None
     tokens: RateMeter = field(default_factory=RateMeter)
@@ -79,31 +133,99 @@ class StageState:
     connections_refused: int = 0
     rings_formed: int = 0
     rings_lost: int = 0
+    on_change: Callable[[], None] = lambda: None
+    on_link: Callable[[LinkReport], None] = lambda report: None
 
     def __post_init__(self) -> None:
         self.batch_limit = self.config.max_batch_sequences
+        self._shown: tuple[StageStateName, str, int] = ("loading", "", 0)
 
-    def enter(self, state: StateName, reason: str = "") -> None:
-        """Change state and log it; `failed` is final, until the process restarts."""
-        if self.state == "failed" or (self.state, self.reason) == (state, reason):
-            return
-        self.state, self.reason = state, reason
-        log.info("state %s%s", state, f": {reason}" if reason else "", extra={"state": state})
+    def changed(self) -> None:
+        """Something that state, reason or epoch follow from has changed: log it, and tell the coordinator."""
+        now = (self.state, self.reason, self.epoch)
+        if now != self._shown:
+            self._shown = now
+            text = f": {self.reason}" if self.reason else ""
+            log.info("state %s%s", self.state, text, extra={"state": self.state, "epoch": self.epoch})
+            self.on_change()
 
     @property
-    def finite_logit_difference(self) -> float | None:
-        """`largest_logit_difference` for JSON, which has no infinities; `reason` says so where it is infinite."""
-        difference = self.largest_logit_difference
-        return difference if difference is not None and math.isfinite(difference) else None
+    def serving(self) -> EpochState | None:
+        """The newest committed epoch that lives here."""
+        committed = [number for number, epoch in self.epochs.items() if epoch.committed]
+        return self.epochs[max(committed)] if committed else None
+
+    @property
+    def prepared(self) -> EpochState | None:
+        """The epoch that is being prepared, or waits for its commit."""
+        open_ones = [number for number, epoch in self.epochs.items() if not epoch.committed]
+        return self.epochs[max(open_ones)] if open_ones else None
+
+    @property
+    def draining_epoch(self) -> int | None:
+        """An older committed epoch whose sequences finish beside the one that serves."""
+        committed = sorted(number for number, epoch in self.epochs.items() if epoch.committed)
+        return committed[-2] if len(committed) > 1 else None
+
+    @property
+    def epoch(self) -> int:
+        """Of the plan in force; 0 before any."""
+        return self.serving.number if self.serving else 0
+
+    @property
+    def state(self) -> StageStateName:
+        """Of the epoch that serves, else of the process."""
+        if self.serving is not None:
+            return self.serving.state
+        if self.failure:
+            return "failed"
+        if self.starting or (self.prepared is not None and self.prepared.state == "loading"):
+            return "loading"
+        return "loaded"
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready, for people."""
+        if self.serving is not None:
+            return self.serving.reason
+        if self.failure or self.starting:
+            return self.failure or self.starting
+        if self.prepared is not None:
+            return f"epoch {self.prepared.number} is prepared: {self.prepared.reason}"
+        return self.idle_reason
+
+    @property
+    def engines(self) -> list[StageEngine]:
+        """All that may hold KV caches."""
+        live = [epoch.engine for epoch in self.epochs.values() if epoch.engine is not None]
+        return live if self.kept_engine is None else [*live, self.kept_engine]
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of all KV caches here."""
-        return self.engine.kv_bytes if self.engine else 0
+        """Bytes of all KV caches here, kept ones included."""
+        return sum(engine.kv_bytes for engine in self.engines)
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that are computed here."""
+        return sum(engine.open_sequences for engine in self.engines)
+
+    @property
+    def finite_logit_difference(self) -> float | None:
+        """Of the epoch that serves, or of the one that is prepared."""
+        epoch = self.serving or self.prepared
+        return epoch.finite_logit_difference if epoch else None
+
+    @property
+    def largest_logit_difference(self) -> float | None:
+        """The same, infinite where a logit was."""
+        epoch = self.serving or self.prepared
+        return epoch.largest_logit_difference if epoch else None
 
     def health(self) -> dict[str, Any]:
         """The body of /health."""
-        stage = self.config.stage
+        stage = self.serving.stage if self.serving else StagePlan(self.config.box, 0, 0, embedding=False, head=False)
+        served = {layer for epoch in self.epochs.values() for layer in range(epoch.stage.start, epoch.stage.end)}
         return {
             "schema": HEALTH_SCHEMA,
             "box": self.config.box,
@@ -112,16 +234,20 @@ class StageState:
             "version": __version__,
             "pipeline": self.config.pipeline,
             "layers": [stage.start, stage.end],
+            "standby_layers": sorted(self.layers_held - served),
             "embedding": stage.embedding,
             "head": stage.head,
-            "epoch": self.config.epoch,
-            "policy": self.config.plan.policy,
+            "epoch": self.epoch,
+            "draining_epoch": self.draining_epoch,
+            "incarnation": self.incarnation,
+            "coordinator": {"connected": not self.coordinator_reason, "reason": self.coordinator_reason},
+            "policy": self.config.policy,
             "model_digest": self.config.model_digest,
             "kernel": self.kernel,
             "kernel_relative_difference": self.kernel_difference,
             "weight_bytes": self.weight_bytes,
             "kv_bytes": self.kv_bytes,
-            "open_sequences": self.engine.open_sequences if self.engine else 0,
+            "open_sequences": self.open_sequences,
             "rss_bytes": psutil.Process().memory_info().rss,
             "tokens_per_second": self.tokens.per_second(),
             "batch_limit_sequences": self.batch_limit,

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from stage_runtime.link.client import PipelineClient
 from stage_runtime.link.connection import LinkTiming
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest, SamplingParameters, TokenEvent
 from tests.stage_runtime.pki import SiteCa
+from tests.stage_runtime.plan_giver import PlanGiver
 
 SITE = "lab"
 TIMING = {
@@ -28,7 +30,9 @@ TIMING = {
     "ring_reconnect_seconds": 0.05,
     "ring_reconnect_max_seconds": 0.5,
     "ring_ping_seconds": 0.5,
+    "ring_silence_least_seconds": 3.0,
     "ring_silence_seconds": 5.0,
+    "heartbeat_seconds": 0.1,
     "drain_seconds": 10.0,
 }
 START_SECONDS = 60.0
@@ -55,7 +59,11 @@ def split_layers(boxes: list[str], layers: int, *, tied: bool) -> tuple[StagePla
 
 
 class StageSite:
-    """Stage processes of one pipeline. Boxes are box1, box2 …; names under `spares` hold no layers."""
+    """Stage processes of one pipeline. Boxes are box1, box2 …; spares are no part of the plan.
+
+    `giver` takes the coordinator's part, from the first `start` on. With `gives_plan` it makes `plan` serve by itself;
+    `plan` may be replaced before the first start.
+    """
 
     def __init__(
         self,
@@ -69,6 +77,7 @@ class StageSite:
         spares: int = 0,
         max_sequences: int = 8,
         max_tokens_per_sequence: int = 256,
+        gives_plan: bool = True,
         **overrides: Any,
     ) -> None:
         self.directory = directory
@@ -77,6 +86,7 @@ class StageSite:
         self.all_boxes = self.boxes + [f"spare{i + 1}" for i in range(spares)]
         self.model_directory = model_directory
         self.model_digest = model_digest
+        self.tied = tied
         plan = PipelinePlan(
             "tiny",
             model_digest,
@@ -93,21 +103,45 @@ class StageSite:
         self.overrides = overrides
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.gateway_tls = self.ca.issue("control")
+        self.gives_plan = gives_plan
+        self.coordinator_port = free_ports(1)[0]
+        self._giver: PlanGiver | None = None
+
+    @property
+    def giver(self) -> PlanGiver:
+        """The coordinator's part; it listens from its first use on."""
+        if self._giver is None:
+            pipeline = self.plan.pipelines["main"] if self.gives_plan else None
+            self._giver = PlanGiver(
+                self.gateway_tls,
+                SITE,
+                timing=LinkTiming.from_config(TIMING),
+                port=self.coordinator_port,
+                plan=pipeline,
+                epoch=self.plan.epoch,
+            )
+        return self._giver
+
+    def pipeline_plan(self, *boxes: str) -> PipelinePlan:
+        """The site's plan over other boxes, in equal shares."""
+        plan = self.plan.pipelines["main"]
+        return replace(plan, stages=split_layers(list(boxes), plan.layers, tied=self.tied))
 
     def config(self, box: str) -> dict[str, Any]:
         """The box's stage.json."""
         tls = self.ca.issue(box)
         return {
-            "schema": 1,
+            "schema": 2,
             "site": SITE,
             "box": box,
             "pipeline": "main",
-            "plan": json.loads(self.plan.to_json()),
+            "policy": "exact",
             "model_directory": str(self.model_directory),
             "model_digest": self.model_digest,
             "ring": {"host": "127.0.0.1", "port": self.ring_ports[box]},
             "metrics": {"host": "127.0.0.1", "port": self.metrics_ports[box]},
-            "peers": {name: {"host": "127.0.0.1", "port": port} for name, port in self.ring_ports.items()},
+            "coordinator": {"box": "control", "host": "127.0.0.1", "port": self.coordinator_port},
+            "state_directory": str(self.state_directory(box)),
             "admin_socket": str(self.admin_socket(box)),
             "tls": {"ca": str(tls.ca), "certificate": str(tls.certificate), "key": str(tls.key)},
             "clock_synchronised_file": None,
@@ -116,6 +150,7 @@ class StageSite:
             "max_batch_sequences": 8,
             "prefill_chunk_tokens": 64,
             "kv_block_tokens": 32,
+            "memory_keep_free_bytes": 0,
             "timing": TIMING,
         } | self.overrides
 
@@ -123,12 +158,19 @@ class StageSite:
         """Where the box's admin socket is."""
         return self.directory / f"{box}.sock"
 
+    def state_directory(self, box: str) -> Path:
+        """Where the box keeps its plan log."""
+        directory = self.directory / f"{box}-state"
+        directory.mkdir(exist_ok=True)
+        return directory
+
     def log(self, box: str) -> str:
         """What the box wrote to stderr."""
         return (self.directory / f"{box}.log").read_text()
 
     def start(self, box: str, **changes: Any) -> None:
         """Start a box's stage process; `changes` replace keys of its stage.json."""
+        _ = self.giver
         path = self.directory / f"{box}.json"
         path.write_text(json.dumps(self.config(box) | changes))
         with (self.directory / f"{box}.log").open("ab") as log:
@@ -187,17 +229,21 @@ class StageSite:
             await asyncio.sleep(0.05)
         raise AssertionError(f"KV caches are left: {healths}")
 
-    def client(self, **changes: Any) -> PipelineClient:
-        """A gateway's client of the pipeline."""
+    def client(self, epoch: int | None = None, **changes: Any) -> PipelineClient:
+        """A gateway's client of the pipeline, of an epoch that was given; without one, of the site's plan."""
+        first = self.boxes[0]
+        if epoch is not None:
+            first = self.giver.plans[epoch].plan.stages[0].box
+            changes = {"epoch": epoch, **changes}
         arguments: dict[str, Any] = {
             "site": SITE,
             "box": "control",
-            "first_stage_box": "box1",
+            "first_stage_box": first,
             "host": "127.0.0.1",
-            "port": self.ring_ports["box1"],
+            "port": self.ring_ports[first],
             "model_digest": self.model_digest,
             "policy": "exact",
-            "epoch": 1,
+            "epoch": self.plan.epoch,
             "runtime_version": "test",
             "tls": self.gateway_tls,
             "timing": LinkTiming.from_config(TIMING),
@@ -210,6 +256,8 @@ class StageSite:
             if process.poll() is None:
                 process.kill()
             process.wait()
+        if self._giver is not None:
+            self._giver.close()
 
 
 @asynccontextmanager
