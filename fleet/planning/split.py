@@ -114,16 +114,18 @@ def _least_sum(table: CostTable, tables: Sequence[BoxTable], bottleneck: int) ->
 def least_missing(table: CostTable, boxes: Sequence[BoxCost]) -> list[Range]:
     """The split with the least sum of missing memory, where none fits: 0 when one does."""
     layers = table.layers
+    needs = [[table.needed_bytes(start, max(start, end)) for end in range(layers + 1)] for start in range(layers)]
     best: list[float] = [0, *[INFINITE] * layers]
     choices: list[list[int]] = []
     for box in boxes:
         fits_until = table.on(box).fits_until
         following, starts = list(best), list(range(layers + 1))
         for start in range(layers):
-            free = fits_until(start)
+            if best[start] == best[start + 1]:
+                continue  # the later start does as well, and its ranges need less
+            free, need = fits_until(start), needs[start]
             for end in range(start + 1, layers + 1):
-                missing = 0 if end <= free else box.missing_bytes(table.needed_bytes(start, end))
-                candidate = best[start] + missing
+                candidate = best[start] + (0 if end <= free else box.missing_bytes(need[end]))
                 if candidate >= following[layers]:  # missing memory never shrinks as a range grows
                     break
                 if candidate < following[end]:
