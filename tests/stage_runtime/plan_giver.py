@@ -1,4 +1,4 @@
-"""The coordinator's end of the control channel for tests: real links and certificates, and the test decides what is said.
+"""The coordinator's end of the control channel for tests: real links and certificates; the test decides what is said.
 
 It runs in a thread of its own, because stages outlive the event loop of a single test. By itself it makes the site's
 plan serve: PREPARE as soon as every member has registered, COMMIT after their votes, ROUTE to gateways, COMMIT again to
@@ -321,10 +321,10 @@ class PlanGiver:
         if committed is not None and committed.plan.stage_of(box) is not None:
             register = self.stages[box].registers[-1]
             knows = self.committed_epoch in (register.committed_epoch, register.prepared_epoch)
-            kind, message = (
-                (FrameType.COMMIT, Commit(self.committed_epoch)) if knows else (FrameType.PREPARE, committed)
-            )
-            await self._send(self.stages[box].link, Frame(kind, encode_control(message)))
+            frame = Frame(FrameType.PREPARE, encode_control(committed))
+            if knows:
+                frame = Frame(FrameType.COMMIT, encode_control(Commit(self.committed_epoch)))
+            await self._send(self.stages[box].link, frame)
         elif plan is not None and committed is None:
             boxes = [stage.box for stage in plan.stages]
             if all(self.stages[each].link is not None and self.stages[each].registers for each in boxes):

@@ -19,7 +19,7 @@ PROMPTS = [[5, 9, 200], [17] * 40, list(range(3, 103)), [300], [250, 3, 3, 8, 90
 
 async def test_tokens_equal_a_plain_run(served: Served) -> None:
     async with connected(served.site.client()) as client:
-        assert client.status.largest_logit_difference is not None
+        await eventually(lambda: client.status.largest_logit_difference is not None)  # the probe runs behind
         assert client.status.largest_logit_difference < 1e-3
         for prompt in PROMPTS:
             tokens, end = await answer(client, request(prompt, 12))
