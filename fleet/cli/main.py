@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "events": ("fleet.cli.events", "Show what happened, why, and how long each phase took."),
     "drain": ("fleet.cli.drain", "Take a box out of its pipeline without losing an answer."),
     "undrain": ("fleet.cli.undrain", "Let a drained box take part again."),
+    "drill": ("fleet.cli.drill", "Rehearse a failure on a live site, and say what users would have noticed."),
     "ask": ("fleet.cli.ask", "Ask the site's model a question."),
     "coordinator": ("fleet.cli.coordinator", "Run the coordinator (started by supervisord on the control box)."),
     "gateway": ("fleet.cli.gateway", "Run the gateway (started by supervisord on the control box)."),

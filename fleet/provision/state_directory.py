@@ -120,14 +120,17 @@ def read_state(path: Path, parse: Callable[[dict[str, Any]], Parsed], hint: str 
 
 
 @contextlib.contextmanager
-def site_lock(state_directory: Path) -> Iterator[None]:
-    """Keep two provisioning runs of one site apart, by flock: the lock ends with the process, however that ends.
+def site_lock(state_directory: Path, name: str = LOCK_NAME) -> Iterator[None]:
+    """Keep two runs of one kind at a site apart, by flock: the lock ends with the process, however that ends.
+
+    Args:
+        name: of the lock's file; provisioning's if not given.
 
     Raises:
         FleetError: exit code 4; names process, machine and since when the holder works.
     """
     make_private_directory(state_directory)
-    path = state_directory / LOCK_NAME
+    path = state_directory / name
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
     try:
         try:

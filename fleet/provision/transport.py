@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -27,7 +28,7 @@ BOOTSTRAP = (
     "import sys,zlib;i=sys.stdin.buffer;"
     "exec(compile(zlib.decompress(i.read(int(i.readline()))),'<fleet agent>','exec'))"
 )
-# Makes the agent's modules importable from memory. `{sources!r}` maps module name to source.
+# Makes modules importable from memory and runs one's main(). `{sources!r}` maps module name to source.
 LOADER = """
 import importlib.abc, importlib.util, sys
 SOURCES = {sources!r}
@@ -42,7 +43,7 @@ class Loader(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
     def get_filename(self, name):
         return name.replace(".", "/") + ".py"
 sys.meta_path.insert(0, Loader())
-from fleet.provision.agent.main import main
+from {main} import main
 main()
 """
 AGENT_ARGUMENTS = ["-I", "-B", "-c", BOOTSTRAP]
@@ -80,13 +81,23 @@ class Transport(AbstractContextManager["Transport"], Protocol):
 
 @functools.cache
 def agent_program() -> bytes:
-    """The agent as one message: its length in decimal, a newline, the compressed source."""
+    """The agent as one message."""
     directory = Path(fleet.provision.agent.__file__).parent
     sources = {"fleet": "", "fleet.provision": ""}
     for file in sorted(directory.glob("*.py")):
         name = AGENT_PACKAGE if file.stem == "__init__" else f"{AGENT_PACKAGE}.{file.stem}"
         sources[name] = file.read_text(encoding="utf-8")
-    program = zlib.compress(LOADER.format(sources=sources).encode(), 9)
+    return packed(sources, f"{AGENT_PACKAGE}.main")
+
+
+def packed(sources: Mapping[str, str], main: str) -> bytes:
+    """A program as `BOOTSTRAP` takes it: its length in decimal, a newline, the compressed source.
+
+    Args:
+        sources: module name → source; packages too, with the source of their `__init__`.
+        main: the module whose `main()` is called.
+    """
+    program = zlib.compress(LOADER.format(sources=dict(sources), main=main).encode(), 9)
     return b"%d\n" % len(program) + program
 
 

@@ -1,0 +1,161 @@
+"""`fleet drill`: rehearse a failure on a live site."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fleet.cli.options import inventory_option, output_option
+
+if TYPE_CHECKING:
+    from fleet.drill.breaking import Kind
+    from fleet.drill.rehearsal import Report
+    from fleet.inventory.sitefile import SiteFile
+
+EPILOG = """
+\b
+Examples:
+  fleet drill kill box2 -i inventory/local.yaml
+  fleet drill power-cut pi-2 --seconds 30 --yes
+  fleet drill link-cut pi-2 --streams 8 -o json --yes
+"""
+KINDS = ("power-cut", "kill", "hang", "link-cut")
+ANSWER_TOKENS = 120  # long enough to break in the middle, short enough to wait for twice
+MARGIN_SECONDS = 60.0  # longest wait for a whole site beyond what the inventory's timing allows each part
+LOCK_NAME = "drill.lock"
+
+
+@click.command(epilog=EPILOG)
+@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("box")
+@inventory_option
+@click.option(
+    "--seconds", type=click.FloatRange(1, 3600), default=20.0, show_default=True, help="How long; not for kill."
+)
+@click.option("--streams", type=click.IntRange(1, 64), default=4, show_default=True, help="Answers that run meanwhile.")
+@click.option("--yes", is_flag=True, help="Do not ask before something is broken.")
+@output_option
+def drill(*, kind: Kind, box: str, inventory: Path, seconds: float, streams: int, yes: bool, output: str) -> int:
+    """Break BOX for a while on a live site, and report what users would have noticed.
+
+    \b
+    power-cut  silence, then its stage is gone (real boxes only)
+    link-cut   silence between it and the other boxes (real boxes only)
+    kill       its stage process is killed
+    hang       its stage process is stopped
+
+    Exit code 0: no answer failed, nothing was lost or repeated (nor changed, under policy exact), and the site is
+    whole again; else 1.
+    """
+    import asyncio
+
+    from fleet.cli.output import print_json, print_table, progress
+    from fleet.cli.site_verbs import known_box
+    from fleet.drill.report import COLUMNS, as_data, lines, row
+    from fleet.inventory.loader import load_site
+    from fleet.provision.state_directory import site_lock
+
+    site_file = load_site(inventory)
+    known_box(site_file, box, inventory)
+    wanted = _Wanted(site_file, inventory, kind, box, 0.0 if kind == "kill" else seconds, streams)
+    with site_lock(site_file.state_directory, LOCK_NAME):
+        _confirm(wanted, asyncio.run(_look(wanted)), yes=yes)
+        report = asyncio.run(_rehearse(wanted))
+    if output == "json":
+        print_json("drill", as_data(report, kind, box))
+    else:
+        print_table(f"{kind} of {box}: {report.done}", COLUMNS, [row(one) for one in report.streams])
+        for line in lines(report, box):
+            progress(line)
+    return int(report.exit_code)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What was asked for; seconds is 0 where the break ends by itself."""
+
+    site_file: SiteFile
+    inventory: Path
+    kind: Kind
+    box: str
+    seconds: float
+    streams: int
+
+    @property
+    def pipeline(self) -> str:
+        """The pipeline of the box."""
+        pipelines = self.site_file.site.pipelines
+        return next(name for name, line in pipelines.items() if self.box in line.boxes)
+
+
+async def _look(wanted: _Wanted) -> dict[str, Any]:
+    """Refuse what can't be rehearsed now; the coordinator's document otherwise."""
+    from fleet.cli.site_verbs import coordinator
+    from fleet.drill.checks import inventory_refusal, site_refusal
+    from fleet.errors import FleetError
+
+    site = wanted.site_file.site
+    refusal = inventory_refusal(site, wanted.pipeline, wanted.box, wanted.kind, wanted.streams)
+    if refusal is None:
+        async with coordinator(wanted.site_file, wanted.inventory) as reached:
+            document = await reached.site()
+        refusal = site_refusal(document, wanted.box)
+        if refusal is None:
+            return document
+    raise FleetError(f"no {wanted.kind} of {wanted.box} now: {refusal.message}", hint=refusal.hint)
+
+
+def _confirm(wanted: _Wanted, document: dict[str, Any], *, yes: bool) -> None:
+    """Say what will happen, and ask."""
+    from fleet.drill.report import announcement
+    from fleet.errors import ExitCode, FleetError
+    from fleet.observe.draining import span_of
+
+    if yes:
+        return
+    click.echo(
+        announcement(wanted.kind, span_of(document, wanted.box), wanted.streams, wanted.seconds, box=wanted.box),
+        err=True,
+    )
+    if not sys.stdin.isatty():
+        raise FleetError("nobody is here to say yes", hint="add --yes", exit_code=ExitCode.USAGE)
+    click.confirm("Go on?", abort=True, err=True)
+
+
+async def _rehearse(wanted: _Wanted) -> Report:
+    from fleet.cli.output import progress
+    from fleet.cli.site_verbs import coordinator
+    from fleet.drill.breaking import Breaker, order_of
+    from fleet.drill.rehearsal import Rehearsal
+    from fleet.drill.streams import specs, users_of
+    from fleet.errors import FleetError
+    from fleet.observe.site_access import api_key, client_context, load_endpoints
+    from fleet.ssh.site import SshSite
+
+    site_file = wanted.site_file
+    gateway = load_endpoints(site_file).gateway
+    if gateway is None:
+        raise FleetError(f"{wanted.inventory}: the site has no gateway to ask", hint="give a box the role gateway")
+    pipeline, timing = site_file.site.pipelines[wanted.pipeline], site_file.site.timing
+    back = timing.hold_down_max_seconds + timing.settle_seconds + timing.prepare_seconds + timing.switch_drain_seconds
+    rehearsal = Rehearsal(
+        box=wanted.box,
+        pipeline=wanted.pipeline,
+        policy=pipeline.policy,
+        specs=specs(wanted.streams, min(ANSWER_TOKENS, pipeline.max_tokens_per_sequence // 2)),
+        lasts_seconds=wanted.seconds,
+        longest_seconds=wanted.seconds + back + MARGIN_SECONDS,
+        report=progress,
+    )
+    ssh = SshSite.of(site_file, report=progress)
+    order = order_of(site_file, wanted.box, wanted.kind, wanted.seconds)
+    context = client_context(site_file, with_certificate=False)
+    async with (
+        coordinator(site_file, wanted.inventory) as reached,
+        users_of(gateway, context, api_key(site_file), pipeline.model) as users,
+    ):
+        return await rehearsal.run(users, reached, lambda: Breaker(site_file, wanted.box, ssh, order))
