@@ -10,6 +10,7 @@ import torch
 
 from stage_runtime.checkpoint.manifest import LlamaConfig
 from stage_runtime.engine.probe import PROBE_TOKENS, Probe
+from stage_runtime.engine.requests import sampling_problem
 from stage_runtime.engine.sampling import Sampler
 from stage_runtime.link.control import KvLength
 from stage_runtime.link.messages import SamplingParameters
@@ -98,12 +99,15 @@ class StageEngine:
             kv_len: tokens that every stage has kept; the cache is cut to them. 0 begins with an empty cache.
 
         Raises:
-            EngineError: it is open already, there are too many, or a token of the answer is not in the vocabulary.
+            EngineError: it is open already, there are too many, a sampling parameter is out of range, or a token of
+                the answer is not in the vocabulary.
         """
         if sequence_id in self._sequences:
             raise EngineError(f"sequence {sequence_id} is open already")
         if len(self._sequences) >= self._max_sequences + len(_PROBE_IDS):
             raise EngineError(f"more than {self._max_sequences} sequences are open")
+        if problem := sampling_problem(sampling):
+            raise EngineError(f"sequence {sequence_id}: {problem}")
         if any(token >= self.config.vocab_size for token in generated):
             raise EngineError(f"sequence {sequence_id} goes on behind tokens outside the vocabulary")
         cache = self._kept.pop(sequence_id, None)
