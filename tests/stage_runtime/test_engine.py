@@ -157,7 +157,9 @@ def test_too_many_open_sequences_are_refused(engine: StageEngine) -> None:
         engine.open(1, GREEDY)
 
 
-def test_an_answer_outside_the_vocabulary_is_refused(engine: StageEngine, store: WeightStore) -> None:
+def test_what_no_first_stage_would_open_is_refused(engine: StageEngine, store: WeightStore) -> None:
+    with pytest.raises(EngineError, match="choice 4294967296 is no u32"):
+        engine.open(1, SamplingParameters(choice=2**32))
     with pytest.raises(EngineError, match="outside the vocabulary"):
         engine.open(1, GREEDY, (3, store.config.vocab_size))
 
