@@ -36,7 +36,7 @@ from stage_runtime.link.messages import (
     TokenLogprob,
 )
 
-SITE, BOX, KEY = "demo", "control", "test-key"
+SITE, BOX, KEY, OTHER_KEY = "demo", "control", "test-key", "other-key"
 MODEL = "tiny"
 BOS, EOS, TURN = 0, 1, 2
 TEMPLATE = (
@@ -200,8 +200,11 @@ def make_pki(directory: Path, *, site: str = SITE, box: str = BOX) -> Pki:
 def config_data(directory: Path, pki: Pki, **changes: Any) -> dict[str, Any]:
     """gateway.json for one pipeline; port 0 takes a free one."""
     keys = directory / "api_keys.json"
-    digest = hashlib.sha256(KEY.encode()).hexdigest()
-    keys.write_text(json.dumps({"schema": 1, "keys": [{"name": "tester", "sha256": digest}]}))
+    clients = [
+        {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()}
+        for name, key in (("tester", KEY), ("stranger", OTHER_KEY))
+    ]
+    keys.write_text(json.dumps({"schema": 1, "keys": clients}))
     pipeline = {
         "model": MODEL,
         "model_directory": str(directory / "model"),
