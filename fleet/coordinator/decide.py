@@ -25,11 +25,13 @@ class BoxView:
         well: its channel is open and it is judged alive.
         condemned: it died, hung, or its process restarted under the plan that serves; a plan without it clears that.
         settled: well for `settle_seconds`. held_down: it died lately. drained: an operator wants nothing on it.
+        awaited: its channel is gone, but not for so long that it would have dialled again if it lives.
         leaving: it was told to stop. unfit: it could not get ready for a plan, for another reason than memory.
     """
 
     well: bool
     condemned: bool = False
+    awaited: bool = False
     settled: bool = True
     held_down: bool = False
     drained: bool = False
@@ -58,6 +60,7 @@ class Situation:
     Attributes:
         boxes: in ring order. plan: the committed one. switch: under way.
         patient: boxes that have not registered yet may still do so: nothing is broken yet, or everything is.
+        fenced: members have given the plan up for one that was never committed, and the coordinator restarted since.
         retiring: the epoch before is still open for what began under it.
         improvable: nothing speaks against a planned switch now (the last one has not failed lately).
     """
@@ -66,6 +69,7 @@ class Situation:
     plan: PipelinePlan | None
     switch: SwitchView | None = None
     patient: bool = False
+    fenced: bool = False
     retiring: bool = False
     improvable: bool = True
 
@@ -146,10 +150,13 @@ def want(situation: Situation) -> Wanted | GiveUp | None:
     if plan is None:
         return Wanted("whole", usable, usable, False, "the first plan") if usable else None
     working = available(situation)
-    if lost:
-        return Wanted("merge", working, usable, False, f"{_names(lost)} lost")
-    if not situation.improvable:
-        return None
+    if lost or situation.fenced:
+        if any(boxes[name].awaited and not boxes[name].condemned for name in members):
+            return None  # whoever lives is to be in the new plan
+        reason = f"{_names(lost)} lost" if lost else "a switch that was not committed has stopped the ring"
+        return Wanted("merge", working, usable, False, reason)
+    if not situation.improvable or not all(boxes[name].well for name in members):
+        return None  # a member that is cut off from the coordinator alone works on; nothing is moved behind its back
     if going := [name for name in members if name not in working]:
         return Wanted("merge", working, working, True, f"{_names(going)} to be taken out")
     if situation.retiring:

@@ -123,10 +123,10 @@ class Judging:
             return
         if box.well_since is None:
             box.well_since = now
-            if (left := box.hold_down.remaining(now)) and not member:
-                self._event("box-held-down", box, f"{box.name}: is back, but held down for {left:.0f} s")
         if box.condemned and not member:
             box.condemned, box.doomed = "", ""
+            if left := box.hold_down.remaining(now):
+                self._event("box-held-down", box, f"{box.name}: is back, but held down for {left:.0f} s")
         if box.out and not box.condemned and (member or self._settled(box, now)):
             box.out = False
             self._event("box-returned", box, f"{box.name}: may hold layers again")

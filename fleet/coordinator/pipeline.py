@@ -257,6 +257,7 @@ class Pipeline:
             views[box.name] = BoxView(
                 well=box.verdict.kind == "alive" and box.peer is not None,
                 condemned=bool(box.condemned),
+                awaited=box.channel != "open" and now - box.channel_since < timing.redial_seconds,
                 settled=box.well_since is not None and now - box.well_since >= timing.settle_seconds,
                 held_down=box.hold_down.remaining(now) > 0,
                 drained=box.record.drained,
@@ -270,6 +271,7 @@ class Pipeline:
             switching.plan,
             SwitchView(switch.record.plan, switch.record.planned, switch.failed) if switch else None,
             patient=not working and now - self._started_at < timing.settle_seconds,
+            fenced=switching.fenced,
             retiring=switching.draining is not None,
             improvable=now >= switching.improve_after,
         )

@@ -32,6 +32,8 @@ def pipeline_state(
         return "none", f"no plan yet; not registered: {', '.join(missing)}" if missing else "no plan yet"
     if lost := [name for name in members(switching.plan) if boxes[name].condemned]:
         return "replanning", f"{', '.join(lost)} lost"
+    if switching.fenced:
+        return "replanning", "a switch that was not committed has stopped the ring"
     return "serving", ""
 
 

@@ -29,6 +29,7 @@ class Switching:
 
     Attributes:
         serving: the committed epoch. draining: the one before, after a planned switch. switch: waits for votes.
+        fenced: members stopped the ring that serves for an epoch that was never committed.
         improve_after: no planned switch that only improves things before then: the last one failed.
     """
 
@@ -37,6 +38,7 @@ class Switching:
         self.serving: Serving | None = None
         self.draining: Draining | None = None
         self.switch: Switch | None = None
+        self.fenced = False
         self.improve_after = -math.inf
         self._context = context
         self._reports = reports
@@ -96,6 +98,8 @@ class Switching:
         if serving is None:
             return
         member = box.name in members(serving.record.plan)
+        if member and register.prepared_epoch > self.epoch != register.serving_epoch:
+            self.fenced = True
         if member and register.committed_epoch < self.epoch == register.prepared_epoch:
             self._post(box, FrameType.COMMIT, Commit(self.epoch), self.epoch)
         elif member and register.committed_epoch == self.epoch:
@@ -205,7 +209,7 @@ class Switching:
             return False
         now = context.clock.now()
         context.metrics.phases.labels("commit").observe(switch.phases.ended("commit", now))
-        self.switch = None
+        self.switch, self.fenced = None, False
         self.serving = Serving(
             record, now, repeat_at=now + COMMIT_AGAIN_SECONDS, phases=switch.phases, reason=switch.reason
         )
