@@ -56,7 +56,7 @@ def test_standby_weights_count_beside_the_own_stage() -> None:
     assert table.stage(box("a"), 5, 5, standby_bytes=14 * MIB).needed_bytes == PROCESS_BASE_BYTES + 14 * MIB
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1 << 45), st.none() | st.integers(1, 1 << 45), st.integers(0, 1 << 40))
 def test_what_is_missing_is_what_to_add(needed: int, memory: int | None, keep_free: int) -> None:
     one = BoxCost("a", 1e9, memory, keep_free, 1e9)

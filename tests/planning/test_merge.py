@@ -185,7 +185,7 @@ def losses(
     return spec, boxes, plan, draw(st.lists(st.sampled_from(others), unique=True)) if others else []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(losses())
 def test_merge_is_the_best_of_all(
     drawn: tuple[PipelineSpec, dict[str, BoxCost], PipelinePlan, list[str]],
@@ -224,7 +224,7 @@ def tight_losses(draw: st.DrawFn) -> tuple[PipelineSpec, dict[str, BoxCost], Pip
     return spec, boxes, plan, draw(st.sampled_from(spec.boxes))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(tight_losses())
 def test_spills_are_the_best_of_all(drawn: tuple[PipelineSpec, dict[str, BoxCost], PipelinePlan, str]) -> None:
     spec, boxes, plan, lost = drawn

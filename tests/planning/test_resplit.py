@@ -109,7 +109,7 @@ def test_another_model_or_load_is_worth_a_plan() -> None:
     assert resplit(other, plan, EQUAL, THREE.boxes) == whole_plan(other, EQUAL, THREE.boxes)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(sites(most_boxes=8, most_layers=30), st.data())
 def test_whole_plan_is_whole_and_never_worse_than_the_even_split(
     site: tuple[PipelineSpec, dict[str, BoxCost]], data: st.DataObject
@@ -128,7 +128,7 @@ def test_whole_plan_is_whole_and_never_worse_than_the_even_split(
     assert mine[0] == 0 and mine[:2] <= even[:2]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(sites(most_boxes=8, most_layers=30), st.data())
 def test_resplit_never_moves_right_after_itself_even_with_noise(
     site: tuple[PipelineSpec, dict[str, BoxCost]], data: st.DataObject

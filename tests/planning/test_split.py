@@ -54,7 +54,7 @@ drawn_models = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(drawn_models, drawn_boxes)
 def test_split_is_contiguous_complete_and_optimal(drawn: ModelCost, boxes: list[BoxCost]) -> None:
     table = CostTable(drawn, LOAD)

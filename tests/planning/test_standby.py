@@ -96,7 +96,7 @@ def test_a_new_box_needs_room_for_the_new_epoch_only() -> None:
     assert transition_missing(THREE, before, PLAN, {**EQUAL, "box2": roomy("box2", 13)}) == {}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(sites(most_boxes=5, most_layers=12), st.integers(0, 10 * MIB))
 def test_standby_is_what_merges_need_and_fits(site: tuple[PipelineSpec, dict[str, BoxCost]], converting: int) -> None:
     drawn, boxes = site
