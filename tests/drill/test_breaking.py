@@ -57,7 +57,7 @@ def test_a_hang_ends_by_itself_although_the_operator_is_gone(site_file: SiteFile
     operator.stdin.flush()
     answers = [json.loads(operator.stdout.readline()) for _ in range(2)]
     assert [answer["op"] for answer in answers] == ["ready", "broken"]
-    assert process_state(process_id) == "T"
+    until(lambda: process_state(process_id) == "T", "the stage is stopped")
     operator.kill()  # as when the connection to the box breaks
     operator.communicate()
     until(lambda: process_state(process_id) == "S", "the stage goes on")
