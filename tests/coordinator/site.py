@@ -267,8 +267,9 @@ class ScriptedStage(Dialler):
         """Nothing is sent any more, and the connection stays: a power cut, or a stopped process."""
         assert self.link is not None
         self.link._keepalive.cancel()  # the real stage's event loop stands still
-        if self._pulse is not None:
-            self._pulse.cancel()
+        for task in (self._pulse, self._task):
+            if task is not None:
+                task.cancel()
 
     async def close(self) -> None:
         if self._pulse is not None:
@@ -313,7 +314,7 @@ class ScriptedStage(Dialler):
             if vote is not None:
                 await self.say(FrameType.VOTE, vote)
         elif isinstance(message, Commit) and not self.deaf:
-            if self.prepared == message.epoch or self.committed == message.epoch:
+            if message.epoch in (self.prepared, self.committed):
                 self.committed = self.serving = message.epoch
             await self.say(FrameType.COMMITTED, Committed(message.epoch))
             await self.beat_once()
