@@ -52,8 +52,12 @@ class EventWriter:
         await self._write(f"id: {number}\ndata: {text}\n\n")
 
     async def comment(self, text: str) -> None:
-        """Send a comment, which clients ignore and connections live on; it has no `id:`."""
-        await self._write(f": {text}\n\n")
+        """Send a comment, which clients ignore and connections live on; it has no `id:`.
+
+        A line without an empty one behind it: the official client takes an empty line after the first `id:` for the
+        end of an event, and fails on its empty data.
+        """
+        await self._write(f": {text}\n")
 
     async def end(self) -> None:
         """End the response."""

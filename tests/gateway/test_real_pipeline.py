@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import http.client
 import json
-import os
-import ssl
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +14,9 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from fleet.inventory.model import Timing
-from fleet.planning.plan import PipelinePlan, Plan, StagePlan
-from tests.gateway.site import KEY, SITE, Pki, config_data, free_port, make_pki
+from tests.gateway.process import GatewayProcess
 from tests.models import smollm2_directory
+from tests.stage_runtime.site import StageSite
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "smollm2-135m.json").read_text())
 QUESTIONS = {
@@ -31,7 +24,6 @@ QUESTIONS = {
     for entry in json.loads((Path(__file__).parents[1] / "golden" / "prompts.json").read_text())["greedy"]
     if "chat" in entry
 }
-START_SECONDS = 300.0  # a safeguard, not a measure: shared machines may be slow
 LARGEST_LOGIT_DIFFERENCE = 1e-3  # policy exact; a gap below twice that is a near-tie, which this test leaves to others
 MODEL = "smollm2"
 
@@ -40,75 +32,11 @@ MODEL = "smollm2"
 class RealSite:
     """A stage process and a gateway process on loopback."""
 
-    port: int
-    context: ssl.SSLContext
+    gateway: GatewayProcess
     tokenizer: Tokenizer
 
-    @property
-    def base_url(self) -> str:
-        return f"https://localhost:{self.port}/v1"
-
     def client(self) -> openai.OpenAI:
-        transport = openai.DefaultHttpxClient(verify=self.context)
-        return openai.OpenAI(base_url=self.base_url, api_key=KEY, http_client=transport, max_retries=0)
-
-    def health(self) -> dict[str, Any]:
-        """The gateway's /health, whatever its status."""
-        connection = http.client.HTTPSConnection("localhost", self.port, context=self.context)
-        try:
-            connection.request("GET", "/health", headers={"Authorization": f"Bearer {KEY}"})
-            document: dict[str, Any] = json.load(connection.getresponse())
-        finally:
-            connection.close()
-        return document
-
-
-def stage_config(directory: Path, pki: Pki, ports: tuple[int, int], plan: Plan, model: Path) -> dict[str, Any]:
-    ring, metrics = ports
-    timing = {name: value for name, value in Timing().model_dump().items() if name.startswith(("ring_", "drain_"))}
-    return {
-        "schema": 1,
-        "site": SITE,
-        "box": "box1",
-        "pipeline": "main",
-        "plan": json.loads(plan.to_json()),
-        "model_directory": str(model),
-        "model_digest": plan.pipelines["main"].model_digest,
-        "ring": {"host": "127.0.0.1", "port": ring},
-        "metrics": {"host": "127.0.0.1", "port": metrics},
-        "peers": {"box1": {"host": "127.0.0.1", "port": ring}},
-        "admin_socket": str(directory / "stage.sock"),
-        "tls": {"ca": str(pki.ca), "certificate": str(pki.certificate), "key": str(pki.key)},
-        "clock_synchronised_file": None,
-        "threads": 1,
-        "kernel": "auto",
-        "max_batch_sequences": 4,
-        "prefill_chunk_tokens": 64,
-        "kv_block_tokens": 64,
-        "timing": timing,
-    }
-
-
-def gateway_config(directory: Path, pki: Pki, ports: tuple[int, int], plan: Plan, model: Path) -> dict[str, Any]:
-    ring, https = ports
-    pipeline = {
-        "model": MODEL,
-        "model_directory": str(model),
-        "model_digest": plan.pipelines["main"].model_digest,
-        "policy": "exact",
-        "epoch": plan.epoch,
-        "max_tokens_per_sequence": 256,
-        "max_sequences": 4,
-        "first_stage": {"box": "box1", "host": "127.0.0.1", "port": ring},
-    }
-    return config_data(
-        directory,
-        pki,
-        pipelines={"main": pipeline},
-        listen={"host": "127.0.0.1", "port": https},
-        loopback=None,
-        timing=Timing().model_dump(),
-    )
+        return self.gateway.client()
 
 
 @pytest.fixture(scope="module")
@@ -117,54 +45,17 @@ def real_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSite]:
     model = smollm2_directory()
     digest = hashlib.sha256((model / "model.json").read_bytes()).hexdigest()
     layers = json.loads((model / "model.json").read_text())["config"]["num_hidden_layers"]
-    stages = (StagePlan("box1", 0, layers, embedding=True, head=True),)
-    plan = Plan(1, {"main": PipelinePlan(MODEL, digest, layers, "exact", 4, 256, stages)})
-    control = make_pki(directory / "pki")
-    box1 = make_pki(directory / "pki", box="box1")
-    ring, metrics, https = free_port(), free_port(), free_port()
-    stage = directory / "stage.json"
-    stage.write_text(json.dumps(stage_config(directory, box1, (ring, metrics), plan, model)))
-    gateway = directory / "gateway.json"
-    gateway.write_text(json.dumps(gateway_config(directory, control, (ring, https), plan, model)))
-    commands = (
-        ["-m", "stage_runtime", "--config", str(stage)],
-        ["-m", "fleet.cli.main", "gateway", "--config", str(gateway)],
-    )
-    logs = [directory / "stage.log", directory / "gateway.log"]
-    processes = []
-    for command, log in zip(commands, logs, strict=True):
-        with log.open("wb") as file:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            processes.append(subprocess.Popen([sys.executable, *command], stdout=file, stderr=file, env=environment))
-    context = ssl.create_default_context(cafile=str(control.ca))
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    site = RealSite(https, context, tokenizer)
+    stages = StageSite(directory, model, digest, layers=layers, tied=True, stages=1, max_sequences=4)
+    gateway = GatewayProcess(directory, stages, MODEL, model)
     try:
-        wait_until_ready(site, processes, logs)
-        yield site
-        for process in processes:
-            process.terminate()
-        assert [process.wait(timeout=30) for process in processes] == [0, 0]
+        stages.start("box1")
+        gateway.start()
+        gateway.wait_ready()
+        yield RealSite(gateway, Tokenizer.from_file(str(model / "tokenizer.json")))
+        assert gateway.terminate() == 0
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def wait_until_ready(site: RealSite, processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
-    """Wait for the gateway's readiness; a process that ends, or a deadline, fails with the logs."""
-    deadline = time.monotonic() + START_SECONDS
-    last = "no answer"
-    while time.monotonic() < deadline and all(process.poll() is None for process in processes):
-        try:
-            document = site.health()
-            last = document["reason"]
-            if document["state"] == "ready":
-                return
-        except OSError as error:  # not listening yet
-            last = str(error)
-        time.sleep(0.1)
-    pytest.fail(f"not ready: {last}\n" + "\n".join(log.read_text()[-3000:] for log in logs))
+        gateway.kill()
+        stages.stop()
 
 
 def clear_of_near_ties() -> list[dict[str, Any]]:
@@ -221,12 +112,11 @@ def test_seeds_choices_and_logprobs(real_site: RealSite) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_place(real_site: RealSite) -> None:
-    transport = openai.DefaultAsyncHttpxClient(verify=real_site.context)
-    async with openai.AsyncOpenAI(base_url=real_site.base_url, api_key=KEY, http_client=transport) as client:
+    async with real_site.gateway.async_client() as client:
         stream = await client.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=250, stream=True)
         await anext(aiter(stream))
         await stream.close()
-        while (health := await asyncio.to_thread(real_site.health))["pipelines"]["main"]["active_sequences"]:
+        while (health := await asyncio.to_thread(real_site.gateway.health))["pipelines"]["main"]["active_sequences"]:
             pass
     assert health["state"] == "ready"
     assert health["pipelines"]["main"]["largest_logit_difference"] < LARGEST_LOGIT_DIFFERENCE

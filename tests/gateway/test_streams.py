@@ -31,6 +31,7 @@ from tests.gateway.site import (
     tokens_of,
 )
 from tests.gateway.test_http import scrape, session, until
+from tests.gateway.test_openai_client import client_of
 
 TEXT = "the quick € brown fox 😀 jumps over the lazy dog"
 RESUME = {"Fleet-Resume-Seconds": "30"}
@@ -64,7 +65,9 @@ class Gated:
 
 
 def events_in(raw: bytes) -> list[str]:
-    return [event for event in raw.decode().split("\n\n") if event]
+    """Events, without comments."""
+    lines = [line for line in raw.decode().split("\n") if not line.startswith(":")]
+    return [event for event in "\n".join(lines).split("\n\n") if event]
 
 
 async def get(
@@ -379,19 +382,39 @@ async def test_comments_come_while_nothing_else_does(directory: Path, pki: Pki, 
     pipeline = ScriptedPipeline(model.script)
     async with running(directory, pki, {"main": pipeline}, keep_alive_seconds=0.05) as gateway, session(pki) as http:
         response = await http.post(f"{gateway.url}/v1/completions", json=PROMPT)  # the first comment brings the headers
-        assert (await response.content.readuntil(b"\n\n")).decode() == ": keep-alive\n\n"
+        assert await response.content.readline() == b": keep-alive\n"
         model.let(1)
-        while (event := (await response.content.readuntil(b"\n\n")).decode()).startswith(":"):
+        while (line := await response.content.readline()) == b": keep-alive\n":
             pass
-        assert event.startswith("id: 1\n")
+        assert line == b"id: 1\n"
+        assert (await response.content.readline()).startswith(b"data: ")
+        assert await response.content.readline() == b"\n"
         gateway.apply(route(3, state="replanning", reason="box2 is dead"))
-        while (event := (await response.content.readuntil(b"\n\n")).decode()) == ": keep-alive\n\n":
+        while (line := await response.content.readline()) == b": keep-alive\n":
             pass
-        assert event == ": waiting for a new plan\n\n"
+        assert line == b": waiting for a new plan\n"
         gateway.apply(route(4))
         model.let(99)
-        events = [event for event in events_in(await response.read()) if not event.startswith(":")]
+        events = events_in(await response.read())
     assert [event.split("\n")[0] for event in events] == [f"id: {n + 2}" for n in range(len(events))]
+
+
+async def test_the_official_client_takes_comments_anywhere(directory: Path, pki: Pki, tokenizer: Tokenizer) -> None:
+    model = Gated(tokenizer)
+    pipeline = ScriptedPipeline(model.script)
+    async with (
+        running(directory, pki, {"main": pipeline}, keep_alive_seconds=0.02) as gateway,
+        client_of(gateway) as client,
+    ):
+        stream = await client.completions.create(model=MODEL, prompt="hi", max_tokens=200, stream=True)
+        text = ""
+        for tokens in (1, 2, 3, 99):
+            model.let(tokens)
+            if tokens < 99:
+                text += (await anext(aiter(stream))).choices[0].text
+                await asyncio.sleep(0.05)
+        text += "".join([chunk.choices[0].text async for chunk in stream])
+    assert text == TEXT
 
 
 async def test_replanning_is_told_at_once_but_brings_no_headers(
@@ -405,7 +428,7 @@ async def test_replanning_is_told_at_once_but_brings_no_headers(
         response = await http.post(f"{gateway.url}/v1/completions", json=PROMPT)
         await read_events(response, 1)
         gateway.apply(route(3, state="replanning"))
-        assert (await response.content.readuntil(b"\n\n")).decode() == ": waiting for a new plan\n\n"
+        assert await response.content.readline() == b": waiting for a new plan\n"
         response.close()
         refused = await http.post(f"{gateway.url}/v1/completions", json=PROMPT)  # waits, then a plain error
         assert refused.status == 503
