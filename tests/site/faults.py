@@ -21,6 +21,7 @@ CAPTURE_WARM_SECONDS = 0.3
 START_DEADLINE_SECONDS = 30.0
 STOP_DEADLINE_SECONDS = 30.0
 
+SUPERVISOR_SOCKET = "/run/fleet/supervisor.sock"
 _ACTIVE_ETC = b"/opt/fleet/current/etc/"
 ProgramName = Literal["stage", "coordinator", "gateway"]
 _WORDS: dict[ProgramName, list[bytes]] = {
@@ -135,6 +136,8 @@ def supervisor(box: LabBox, *words: str) -> str:
     Raises:
         LabError: it failed.
     """
+    socket = box.inside(SUPERVISOR_SOCKET)
+    wait_until(socket.exists, f"{box.name}: its supervisord listens", START_DEADLINE_SECONDS)
     python = box.exec(["sh", "-c", "ls -d /opt/fleet/envs/*/bin/python | head -n 1"]).stdout.strip()
     config = "/opt/fleet/current/etc/supervisord.conf"
     argv = [python, "-m", "supervisor.supervisorctl", "-c", config, *words]
