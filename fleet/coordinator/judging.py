@@ -26,6 +26,7 @@ class Judging:
         self._reports = reports
         self._thresholds = thresholds
         self._boxes = [context.boxes[name] for name in spec.boxes]
+        self._beats = {name: context.metrics.heartbeats.labels(name) for name in spec.boxes}
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -77,7 +78,7 @@ class Judging:
         if last is None or heartbeat.progress != last.progress or heartbeat.working_seconds == 0:
             box.progressed_at = now
         box.heartbeat, box.heard_at = heartbeat, now
-        self._context.metrics.heartbeats.labels(box.name).inc()
+        self._beats[box.name].inc()
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union
 
@@ -120,7 +122,9 @@ def decode_control(kind: type[T], body: bytes) -> T:
     """
     try:
         data = json.loads(body, parse_constant=_refuse_constant)
-        value = _build(kind, data, kind.__name__)
+        value = _checker(typing.cast(Any, kind))(data)
+    except _Mismatch as error:
+        raise FrameError(f"{kind.__name__} body: {'.'.join((kind.__name__, *error.path))}: {error.text}") from None
     except (ValueError, RecursionError) as error:
         raise FrameError(f"{kind.__name__} body: {error}") from None
     return typing.cast(T, value)
@@ -130,54 +134,101 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number here")
 
 
-def _build(kind: Any, data: Any, where: str) -> Any:
-    """Check `data` against a type hint and build the value; ValueError names the field."""
-    origin = typing.get_origin(kind)
+class _Mismatch(Exception):
+    """A value of another type; `path` grows on its way out."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.path: tuple[str, ...] = ()
+
+
+Checker = Callable[[Any], Any]
+
+
+@functools.cache
+def _checker(kind: Any) -> Checker:
+    """A function that checks decoded JSON against a type hint and builds the value, or raises `_Mismatch`.
+
+    Made once a type: heartbeats are many, and looking into type hints takes longer than everything else.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind):
-        return _build_dataclass(kind, data, where)
+        return _dataclass_checker(kind)
     if origin in (Union, types.UnionType):
-        if data is None:
-            return None
-        return _build(next(k for k in typing.get_args(kind) if k is not type(None)), data, where)
+        inner = _checker(next(each for each in arguments if each is not type(None)))
+        return lambda data: None if data is None else inner(data)
     if origin is Literal:
-        if data not in typing.get_args(kind):
-            raise ValueError(f"{where}: {data!r} is none of {typing.get_args(kind)}")
-        return data
+        return functools.partial(_check_literal, arguments)
     if origin is tuple:
-        if not isinstance(data, list):
-            raise ValueError(f"{where}: expected a list")
-        item = typing.get_args(kind)[0]
-        return tuple(_build(item, value, where) for value in data)
+        return functools.partial(_check_list, _checker(arguments[0]))
     if origin is dict:
-        if not isinstance(data, dict) or not all(isinstance(v, str) for v in data.values()):
-            raise ValueError(f"{where}: expected a mapping of text to text")
-        return data
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        data = float(data)
-    if (
-        not isinstance(data, kind)
-        or (kind is int and (isinstance(data, bool) or not 0 <= data < U64))
-        or (kind is float and not math.isfinite(data))  # JSON's 1e999 is infinite
-    ):
-        raise ValueError(f"{where}: expected {kind.__name__}, read {str(data)[:80]!r}")
+        return _check_texts
+    if kind is int:
+        return _check_integer
+    if kind is float:
+        return _check_float
+    return functools.partial(_check_plain, kind)
+
+
+def _dataclass_checker(kind: Any) -> Checker:
+    hints = typing.get_type_hints(kind)
+    checkers = [(field.name, _checker(hints[field.name])) for field in fields(kind)]
+    names = {name for name, _ in checkers}
+
+    def check(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise _Mismatch("expected a mapping")
+        if names != data.keys():
+            raise _Mismatch(f"unknown or missing keys {sorted(names ^ data.keys())}")
+        values, name = [], ""
+        try:
+            for name, checker in checkers:
+                values.append(checker(data[name]))
+        except _Mismatch as error:
+            error.path = (name, *error.path)
+            raise
+        return kind(*values)
+
+    return check
+
+
+def _check_literal(allowed: tuple[Any, ...], data: Any) -> Any:
+    if data not in allowed:
+        raise _Mismatch(f"{data!r} is none of {allowed}")
     return data
 
 
-def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
-    if not isinstance(data, dict):
-        raise ValueError(f"{where}: expected a mapping")
-    hints = _hints(kind)
-    names = {field.name for field in fields(kind)}
-    if names != data.keys():
-        raise ValueError(f"{where}: unknown or missing keys {sorted(names ^ data.keys())}")
-    return kind(**{name: _build(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+def _check_list(item: Checker, data: Any) -> Any:
+    if not isinstance(data, list):
+        raise _Mismatch("expected a list")
+    return tuple([item(value) for value in data])
 
 
-_HINTS: dict[Any, dict[str, Any]] = {}
+def _check_texts(data: Any) -> Any:
+    if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
+        raise _Mismatch("expected a mapping of text to text")
+    return data
 
 
-def _hints(kind: Any) -> dict[str, Any]:
-    """Type hints of a dataclass, resolved once (resolving is slow, tokens are many)."""
-    if kind not in _HINTS:
-        _HINTS[kind] = typing.get_type_hints(kind)
-    return _HINTS[kind]
+def _check_integer(data: Any) -> Any:
+    if type(data) is not int or not 0 <= data < U64:
+        raise _Mismatch(f"expected int, read {str(data)[:80]!r}")
+    return data
+
+
+def _check_float(data: Any) -> Any:
+    if type(data) is int:
+        try:
+            data = float(data)
+        except OverflowError:
+            raise _Mismatch("expected float, read an integer that is none") from None
+    if type(data) is not float or not math.isfinite(data):  # JSON's 1e999 is infinite
+        raise _Mismatch(f"expected float, read {str(data)[:80]!r}")
+    return data
+
+
+def _check_plain(kind: type[Any], data: Any) -> Any:
+    if not isinstance(data, kind):
+        raise _Mismatch(f"expected {kind.__name__}, read {str(data)[:80]!r}")
+    return data

@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +140,10 @@ def config_data(
 class Dialler:
     """One side's link to the coordinator: everything that came in, kept by type."""
 
-    def __init__(self, ca: SiteCa, box: str, role: str, *, ping: bool = True) -> None:
+    def __init__(self, ca: SiteCa, box: str, role: str) -> None:
         self.box = box
         self.role = role
+        self.timing = TIMING
         self.tls = ca.issue(box)
         self.link: Link | None = None
         self.inbox: list[Any] = []
@@ -151,7 +152,7 @@ class Dialler:
 
     async def connect(self, port: int) -> None:
         """Dial until the coordinator takes it."""
-        timing = LinkTiming.from_config(TIMING)
+        timing = LinkTiming.from_config(self.timing)
         hello = Hello(PROTOCOL, self.role, self.box, SITE, DIGEST, "exact", 0, __version__)
         address = BoxAddress("control", "127.0.0.1", port)
         for _ in range(200):
@@ -289,7 +290,7 @@ class ScriptedStage(Dialler):
 
     async def beat_once(self) -> None:
         """One heartbeat."""
-        state = "ready" if self.serving else "loaded"
+        state: Any = "ready" if self.serving else "loaded"
         heartbeat = Heartbeat(
             self.serving, state, "", 0, 0, 0, 0.0, 0, 1, self.working_seconds, self.step_seconds, 0.01, 0, 0, None, ""
         )
@@ -300,7 +301,7 @@ class ScriptedStage(Dialler):
             while True:
                 if self.beats:
                     await self.beat_once()
-                await asyncio.sleep(TIMING["heartbeat_seconds"])
+                await asyncio.sleep(self.timing["heartbeat_seconds"])
         except LinkError:
             pass  # the reader notes why
 
@@ -470,11 +471,3 @@ async def world(directory: Path, ca: SiteCa, **changes: Any) -> AsyncIterator[Wo
         assert made._task is None or not made._task.done(), "the coordinator's task has ended"
     finally:
         await made.close()
-
-
-def with_timing(data: dict[str, Any], **seconds: float) -> dict[str, Any]:
-    """The same configuration with other times."""
-    return {**data, "timing": {**data["timing"], **seconds}}
-
-
-__all__ = ["Register", "World", "replace", "until", "with_timing", "world"]
