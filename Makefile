@@ -13,7 +13,7 @@ QUESTION  ?= Why is the sky blue? Answer in two sentences.
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       a site of three stages and a gateway on this machine, without root; ends with an answer"
+	@echo "make demo       a site of three stages on this machine, without root; a box is killed in mid-answer, and the answer finishes"
 	@echo "make demo-down  stops it (build/ keeps what it made; make demo starts it again in seconds)"
 	@echo "make test       lint, types and all tests; as root also those on lab boxes (systemd, sshd, own disk)"
 	@echo "make lint       ruff and mypy only"
@@ -49,6 +49,10 @@ demo: $(VENV)/.operator
 	@$(BIN)/fleet provision $(INVENTORY)
 	@echo "==> asking the three stages (fleet ask -i $(INVENTORY) \"$(QUESTION)\")"
 	@$(BIN)/fleet ask -i $(INVENTORY) "$(QUESTION)"
+	@echo "==> killing the stage of box2 in mid-answer: the answer finishes (fleet drill kill box2 --show --yes -i $(INVENTORY))"
+	@$(BIN)/fleet drill kill box2 --streams 2 --show --yes -i $(INVENTORY)
+	@echo "==> what happened, and how long each phase took (fleet events -i $(INVENTORY))"
+	@$(BIN)/fleet events -i $(INVENTORY) --limit 8
 	@echo "==> who holds which layers (fleet status -i $(INVENTORY))"
 	@$(BIN)/fleet status -i $(INVENTORY)
 	@echo "==> the site runs on. Ask it more, and stop it with:"

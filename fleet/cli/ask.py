@@ -61,9 +61,17 @@ def ask(
             f"{inventory}: the site has no gateway", hint="give a box the role gateway, then fleet provision"
         )
 
+    in_line = False
+
     def show(text: str) -> None:
+        nonlocal in_line
         sys.stdout.write(text)
         sys.stdout.flush()
+        in_line = not text.endswith("\n")
+
+    def wait(line: str) -> None:
+        # on a terminal both streams share the line of the answer
+        progress(f"\n{line}" if in_line and sys.stdout.isatty() and sys.stderr.isatty() else line)
 
     asker = Asker(
         endpoint=endpoint,
@@ -71,7 +79,7 @@ def ask(
         key=api_key(site_file),
         status_command=f"fleet status -i {inventory}",
         on_text=(lambda _: None) if output == "json" else show,
-        on_wait=progress,
+        on_wait=wait,
     )
     reply = asyncio.run(asker.ask(Question(question, system, model, max_tokens, temperature, seed)))
     if output == "json":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EPILOG = """
 \b
 Examples:
-  fleet drill kill box2 -i inventory/local.yaml
+  fleet drill kill box2 --show -i inventory/local.yaml
   fleet drill power-cut pi-2 --seconds 30 --yes
   fleet drill link-cut pi-2 --streams 8 -o json --yes
 """
@@ -37,9 +37,12 @@ LOCK_NAME = "drill.lock"
     "--seconds", type=click.FloatRange(1, 3600), default=20.0, show_default=True, help="How long; not for kill."
 )
 @click.option("--streams", type=click.IntRange(1, 64), default=4, show_default=True, help="Answers that run meanwhile.")
+@click.option("--show", is_flag=True, help="Show the first disturbed answer as it comes, on stderr.")
 @click.option("--yes", is_flag=True, help="Do not ask before something is broken.")
 @output_option
-def drill(*, kind: Kind, box: str, inventory: Path, seconds: float, streams: int, yes: bool, output: str) -> int:
+def drill(
+    *, kind: Kind, box: str, inventory: Path, seconds: float, streams: int, show: bool, yes: bool, output: str
+) -> int:
     """Break BOX for a while on a live site, and report what users would have noticed.
 
     \b
@@ -64,7 +67,7 @@ def drill(*, kind: Kind, box: str, inventory: Path, seconds: float, streams: int
     wanted = _Wanted(site_file, inventory, kind, box, 0.0 if kind == "kill" else seconds, streams)
     with site_lock(site_file.state_directory, LOCK_NAME):
         _confirm(wanted, asyncio.run(_look(wanted)), yes=yes)
-        report = asyncio.run(_rehearse(wanted))
+        report = asyncio.run(_rehearse(wanted, _Screen(show=show)))
     if output == "json":
         print_json("drill", as_data(report, kind, box))
     else:
@@ -86,6 +89,11 @@ class _Wanted:
     streams: int
 
     @property
+    def status(self) -> str:
+        """The command that shows more."""
+        return f"fleet status -i {self.inventory}"
+
+    @property
     def pipeline(self) -> str:
         """The pipeline of the box."""
         pipelines = self.site_file.site.pipelines
@@ -103,7 +111,7 @@ async def _look(wanted: _Wanted) -> dict[str, Any]:
     if refusal is None:
         async with coordinator(wanted.site_file, wanted.inventory) as reached:
             document = await reached.site()
-        refusal = site_refusal(document, wanted.box)
+        refusal = site_refusal(document, wanted.box, wanted.status)
         if refusal is None:
             return document
     raise FleetError(f"no {wanted.kind} of {wanted.box} now: {refusal.message}", hint=refusal.hint)
@@ -126,8 +134,29 @@ def _confirm(wanted: _Wanted, document: dict[str, Any], *, yes: bool) -> None:
     click.confirm("Go on?", abort=True, err=True)
 
 
-async def _rehearse(wanted: _Wanted) -> Report:
-    from fleet.cli.output import progress
+class _Screen:
+    """Lines of progress, and between them an answer as it comes; a line never begins in the middle of another."""
+
+    def __init__(self, *, show: bool) -> None:
+        self._show = show
+        self._in_line = False
+
+    def line(self, text: str) -> None:
+        """A line of progress."""
+        from fleet.cli.output import progress
+
+        progress(f"\n{text}" if self._in_line else text)
+        self._in_line = False
+
+    def text(self, piece: str) -> None:
+        """A piece of the answer."""
+        if self._show:
+            sys.stderr.write(piece)
+            sys.stderr.flush()
+            self._in_line = not piece.endswith("\n")
+
+
+async def _rehearse(wanted: _Wanted, screen: _Screen) -> Report:
     from fleet.cli.site_verbs import coordinator
     from fleet.drill.breaking import Breaker, order_of
     from fleet.drill.rehearsal import Rehearsal
@@ -149,9 +178,11 @@ async def _rehearse(wanted: _Wanted) -> Report:
         specs=specs(wanted.streams, min(ANSWER_TOKENS, pipeline.max_tokens_per_sequence // 2)),
         lasts_seconds=wanted.seconds,
         longest_seconds=wanted.seconds + back + MARGIN_SECONDS,
-        report=progress,
+        status=wanted.status,
+        report=screen.line,
+        on_text=screen.text,
     )
-    ssh = SshSite.of(site_file, report=progress)
+    ssh = SshSite.of(site_file, report=screen.line)
     order = order_of(site_file, wanted.box, wanted.kind, wanted.seconds)
     context = client_context(site_file, with_certificate=False)
     async with (

@@ -44,8 +44,12 @@ def inventory_refusal(site: Site, pipeline: str, box: str, kind: Kind, streams: 
     return None
 
 
-def site_refusal(document: Mapping[str, Any], box: str) -> Refusal | None:
-    """What the coordinator's `/v1/site` rules out: a drill begins on a whole site that can do without the box."""
+def site_refusal(document: Mapping[str, Any], box: str, status: str) -> Refusal | None:
+    """What the coordinator's `/v1/site` rules out: a drill begins on a whole site that can do without the box.
+
+    Args:
+        status: the command that shows more.
+    """
     view = coordinator_view(Answer(dict(document)))
     member = next((row for row in view.members if row.box == box), None)
     if member is None:
@@ -53,20 +57,20 @@ def site_refusal(document: Mapping[str, Any], box: str) -> Refusal | None:
     plan = next((row for row in view.plans if row.pipeline == member.pipeline), None)
     if plan is None or plan.state != "serving":
         state = "has no plan" if plan is None else f"is {plan.state} ({plan.note})"
-        return Refusal(f"pipeline {member.pipeline} {state}", "fleet status")
+        return Refusal(f"pipeline {member.pipeline} {state}", status)
     out = [row for row in view.members if row.pipeline == member.pipeline and row.state not in WELL_STATES]
     if out:
         rows = ", ".join(f"{row.box} is {row.state}" for row in out)
-        return Refusal(f"{rows}: a drill begins on a whole site", "fleet status; fleet undrain, or wait")
+        return Refusal(f"{rows}: a drill begins on a whole site", f"{status}; then fleet undrain, or wait")
     if plan.switching:
-        return Refusal(f"pipeline {plan.pipeline} is switching: {plan.switching}", "wait for its end: fleet status")
+        return Refusal(f"pipeline {plan.pipeline} is switching: {plan.switching}", f"wait for its end: {status}")
     if box in plan.cannot_lose:
         return Refusal(
             f"no plan fits without {box}: its loss would stop pipeline {plan.pipeline} until it is back",
             f"fleet plan --without {box} says what is missing",
         )
     if span_of(document, box) is None:
-        return Refusal(f"{box} stands by and serves no layers: nobody would notice its loss", "fleet status")
+        return Refusal(f"{box} stands by and serves no layers: nobody would notice its loss", status)
     return None
 
 

@@ -56,7 +56,8 @@ class Rehearsal:
     Attributes:
         box, pipeline, policy: that are rehearsed. specs: the streams.
         lasts_seconds: how long the box stays broken; 0 if that ends by itself.
-        longest_seconds: the wait for a whole site ends then. report: takes a line of progress.
+        longest_seconds: the wait for a whole site ends then. status: the command that shows more.
+        report: takes a line of progress. on_text: takes the text of the first disturbed answer as it comes.
     """
 
     box: str
@@ -65,7 +66,9 @@ class Rehearsal:
     specs: Sequence[StreamSpec]
     lasts_seconds: float
     longest_seconds: float
+    status: str
     report: Callable[[str], None]
+    on_text: Callable[[str], None]
 
     async def run(self, users: Users, coordinator: Coordinator, arm: Callable[[], Breaker]) -> Report:
         """Rehearse.
@@ -90,7 +93,7 @@ class Rehearsal:
 
         with breaker:
             self.report(f"the same {len(self.specs)} answers again, and {self.box} breaks in the middle of them")
-            disturbed = await users.round(self.specs, when_at=STRIKE_TOKENS, then=strike)
+            disturbed = await users.round(self.specs, when_at=STRIKE_TOKENS, then=strike, on_text=self.on_text)
             at, done = struck[0]
             pairs = zip(self.specs, reference, disturbed, strict=True)
             verdicts = tuple(verdict(spec, before, after) for spec, before, after in pairs)
@@ -111,7 +114,7 @@ class Rehearsal:
         for spec, run in zip(self.specs, runs, strict=True):
             if not run.completed:
                 why = run.error or "it has no end"
-                raise FleetError(f"{spec.name}: the undisturbed answer failed already: {why}", hint="fleet status")
+                raise FleetError(f"{spec.name}: the undisturbed answer failed already: {why}", hint=self.status)
 
     async def _until_whole(self, coordinator: Coordinator, broken_at: float) -> str:
         """Wait for the box and its plan; what is missing when the time is up, empty if nothing."""

@@ -57,18 +57,27 @@ class Users:
         self._model = model
 
     async def round(
-        self, wanted: Sequence[StreamSpec], *, when_at: int = 0, then: Callable[[], Awaitable[None]] | None = None
+        self,
+        wanted: Sequence[StreamSpec],
+        *,
+        when_at: int = 0,
+        then: Callable[[], Awaitable[None]] | None = None,
+        on_text: Callable[[str], None] | None = None,
     ) -> tuple[StreamRun, ...]:
         """All streams at once.
 
         Args:
             when_at, then: what to do once every stream has so many tokens (or has ended).
+            on_text: takes the text of the first stream as it comes.
 
         Raises:
             Whatever `then` raises; the streams are closed then.
         """
         progress = _Progress(len(wanted), when_at)
-        tasks = [asyncio.create_task(self._one(spec, progress, index)) for index, spec in enumerate(wanted)]
+        runs = [_Recorder(on_text if index == 0 else None) for index in range(len(wanted))]
+        tasks = [
+            asyncio.create_task(self._one(spec, progress, index, runs[index])) for index, spec in enumerate(wanted)
+        ]
         acting = [asyncio.create_task(progress.act(then))] if then is not None else []
         try:
             await asyncio.gather(*tasks, *acting)
@@ -78,9 +87,8 @@ class Users:
                 task.cancel()
             await asyncio.gather(*tasks, *acting, return_exceptions=True)
 
-    async def _one(self, spec: StreamSpec, progress: _Progress, index: int) -> StreamRun:
+    async def _one(self, spec: StreamSpec, progress: _Progress, index: int, run: _Recorder) -> StreamRun:
         """One stream; trouble of the network or the gateway is its error."""
-        run = _Recorder()
         try:
             await self._stream(spec, run, lambda: progress.at(index, len(run.tokens)))
         except asyncio.TimeoutError:
@@ -122,7 +130,8 @@ class Users:
 
 
 class _Recorder:
-    def __init__(self) -> None:
+    def __init__(self, on_text: Callable[[str], None] | None) -> None:
+        self._on_text = on_text
         self.tokens: list[int] = []
         self.seconds: list[float] = []
         self.finish_reason: str | None = None
@@ -138,6 +147,9 @@ class _Recorder:
             self.tokens += new
             self.seconds += [now] * len(new)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            piece = text(mapping(choice.get("delta")).get("content"))
+            if self._on_text is not None and piece is not None:
+                self._on_text(piece)
 
     def done(self) -> StreamRun:
         return StreamRun(tuple(self.tokens), tuple(self.seconds), self.finish_reason, self.error)

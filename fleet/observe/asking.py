@@ -18,6 +18,8 @@ CONNECT_SECONDS = 5.0
 QUIET_SECONDS = 5.0
 """After so long without news a line says what is being waited for."""
 MAX_ERROR_BYTES = 2**16
+REPLANNING = b"new plan"
+"""In a comment of the stream: the gateway waits for one."""
 
 Result = TypeVar("Result")
 
@@ -134,9 +136,11 @@ class Asker:
             if response.status != 200:
                 raise await self._refusal(response)
             while line := await self._noisily(response.content.readline(), "the next token"):
-                data = line.decode().removeprefix("data:").strip()
+                if line.startswith(b":") and REPLANNING in line:
+                    self._on_wait("a box is lost or comes back: the answer waits for a new plan")
                 if not line.startswith(b"data:"):
                     continue
+                data = line.decode().removeprefix("data:").strip()
                 if data == "[DONE]":
                     return reply
                 self._take(json.loads(data), reply)

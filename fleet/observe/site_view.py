@@ -86,7 +86,7 @@ class MemberRow:
         left = self.hold_down_seconds_left
         held = f"{left:.0f} s of hold-down left" if left is not None and left > 0 else ""
         slow = "slow: its steps take far longer than they used to" if self.slow else ""
-        return "; ".join(part for part in (held, slow, self.reason) if part)
+        return "; ".join(part for part in (slow, self.reason or held) if part)
 
     def cells(self) -> tuple[str, ...]:
         """As `MEMBER_COLUMNS`."""

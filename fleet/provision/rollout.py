@@ -21,14 +21,14 @@ from fleet.provision.pki import (
     operator_paths,
     sign_request,
 )
-from fleet.provision.ports import gateway_box, site_ports
+from fleet.provision.ports import coordinator_box, gateway_box, site_ports
 from fleet.provision.release import read_library
 from fleet.provision.render import RenderInputs, needs_cores, render
 from fleet.provision.render_bundle import BundleView
 from fleet.provision.render_etc import external_pipelines
 from fleet.provision.render_layout import check_local_prefix, server_name
 from fleet.provision.rollout_checks import check_box
-from fleet.provision.rollout_gate import HealthTarget, wait_until_ready
+from fleet.provision.rollout_gate import HealthTarget, wait_until_ready, wait_until_spread
 from fleet.provision.rollout_state import (
     ENDPOINTS_FILE,
     api_keys_file,
@@ -249,9 +249,20 @@ def _gate(
         key=operator_key,
         api_key=key,
     )
-    reason = wait_until_ready(target, seconds=site.timing.ready_gate_seconds, report=report)
-    if reason is None:
-        return Gate.READY, f"ready: https://{target.host}:{target.port} answers for {', '.join(sorted(site.models))}"
-    return Gate.NOT_READY, (
-        f"not ready after {site.timing.ready_gate_seconds:.0f} s: gateway on {gateway} says: {reason}"
+    longest = site.timing.ready_gate_seconds
+    reason = wait_until_ready(target, seconds=longest, report=report)
+    if reason is not None:
+        return Gate.NOT_READY, f"not ready after {longest:.0f} s: gateway on {gateway} says: {reason}"
+    coordinator = coordinator_box(site_file)
+    spread = wait_until_spread(
+        replace(
+            target,
+            host=site.boxes[coordinator].address,
+            port=prepared.inputs.ports[coordinator].coordinator_http,
+            server_name=server_name(site.site, coordinator),
+        ),
+        seconds=longest,
+        report=report,
     )
+    said = f"ready: https://{target.host}:{target.port} answers for {', '.join(sorted(site.models))}"
+    return Gate.READY, said if spread is None else f"{said}; the plan is not at rest yet: {spread}"

@@ -1,4 +1,5 @@
-"""The site's readiness gate: the gateway's `/health` over TLS until it says ready."""
+"""The site's readiness gate: the gateway's `/health` over TLS until it says ready, then the coordinator's plan until it
+rests: the first plan serves as soon as any boxes can hold the model, and is spread over the others afterwards."""
 
 from __future__ import annotations
 
@@ -10,12 +11,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 REQUEST_SECONDS = 5.0  # one question, connect to answer
 PAUSE_SECONDS = 0.25
 QUIET_SECONDS = 5.0  # a step that stays quiet says what it waits for
-BODY_MAX_BYTES = 64 * 1024
+RESTING_LOOKS = (
+    6  # a plan rests when so many looks in a row find nothing that changes it: a switch takes a moment to begin
+)
+BODY_MAX_BYTES = 4 << 20  # the coordinator's document of hundreds of boxes
 SHOWN_CHARACTERS = 200
+RESTING_STATES = ("serving", "standby", "drained", "held-down")  # a held-down box comes back later, by itself
 
 
 @dataclass(frozen=True)
@@ -23,9 +29,9 @@ class HealthTarget:
     """Where `/health` is asked for.
 
     Attributes:
-        host, port: of the gateway. server_name: that its certificate must carry.
+        host, port: of the gateway or the coordinator. server_name: that its certificate must carry.
         ca: certificate file of the site CA. certificate, key: of the operator.
-        api_key: sent as bearer token.
+        api_key: sent as bearer token; the coordinator looks at the certificate alone.
     """
 
     host: str
@@ -38,7 +44,7 @@ class HealthTarget:
 
 
 def wait_until_ready(target: HealthTarget, *, seconds: float, report: Callable[[str], None]) -> str | None:
-    """Ask until the answer is 200.
+    """Ask the gateway until the answer is 200.
 
     Args:
         seconds: longest wait.
@@ -47,40 +53,99 @@ def wait_until_ready(target: HealthTarget, *, seconds: float, report: Callable[[
     Returns:
         None once ready, otherwise the last answer in words.
     """
+    context = _context(target)
+
+    def look() -> str | None:
+        status, body = _get(target, context, "/health")
+        return None if status == http.HTTPStatus.OK else f"{status}: {_reason(body)[:SHOWN_CHARACTERS]}"
+
+    return _wait(look, "the gateway to be ready", 1, seconds, report)
+
+
+def wait_until_spread(target: HealthTarget, *, seconds: float, report: Callable[[str], None]) -> str | None:
+    """Ask the coordinator until no plan changes and every box has its place.
+
+    Args:
+        seconds: longest wait. report: as for `wait_until_ready`.
+
+    Returns:
+        None once the plans rest, otherwise what still moves.
+    """
+    context = _context(target)
+
+    def look() -> str | None:
+        status, body = _get(target, context, "/v1/site")
+        return moving(body) if status == http.HTTPStatus.OK else f"{status}: {_reason(body)[:SHOWN_CHARACTERS]}"
+
+    return _wait(look, "the plan to be spread over the boxes", RESTING_LOOKS, seconds, report)
+
+
+def moving(body: str) -> str | None:
+    """What still changes at a site, by the coordinator's `/v1/site`; None if nothing. Pure."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return "the coordinator's answer is no JSON"
+    pipelines, boxes = _entries(document, "pipelines"), _entries(document, "boxes")
+    for name, entry in pipelines.items():
+        switching = entry.get("switching")
+        if isinstance(switching, dict):
+            return f"pipeline {name} switches to epoch {switching.get('epoch')}"
+    for name, entry in boxes.items():
+        if entry.get("state") not in RESTING_STATES:
+            return f"{name} is {entry.get('state')}"
+    return None
+
+
+def _entries(document: object, key: str) -> dict[str, dict[str, Any]]:
+    value = document.get(key) if isinstance(document, dict) else None
+    entries = value if isinstance(value, dict) else {}
+    return {name: entry for name, entry in entries.items() if isinstance(entry, dict)}
+
+
+def _wait(
+    look: Callable[[], str | None], what: str, looks: int, seconds: float, report: Callable[[str], None]
+) -> str | None:
+    """Look until nothing is missing in so many looks one after the other; the last reason when the time is up."""
+    start = told = time.monotonic()
+    good = 0
+    while True:
+        reason = look()
+        now = time.monotonic()
+        good = good + 1 if reason is None else 0
+        if good >= looks:
+            return None
+        if now - start >= seconds:
+            return reason
+        if reason is not None and now - told >= QUIET_SECONDS:
+            told = now
+            report(f"waiting for {what}, {now - start:.0f} of {seconds:.0f} s: {reason}")
+        time.sleep(PAUSE_SECONDS)
+
+
+def _context(target: HealthTarget) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(target.ca)
     context.load_cert_chain(target.certificate, target.key)
-    start = told = time.monotonic()
-    while True:
-        reason = _ask(target, context)
-        now = time.monotonic()
-        if reason is None:
-            return None
-        if now - start >= seconds:
-            return reason
-        if now - told >= QUIET_SECONDS:
-            told = now
-            report(f"waiting for the gateway to be ready, {now - start:.0f} of {seconds:.0f} s: {reason}")
-        time.sleep(PAUSE_SECONDS)
+    return context
 
 
-def _ask(target: HealthTarget, context: ssl.SSLContext) -> str | None:
-    """One question. None if ready, otherwise why not."""
+def _get(target: HealthTarget, context: ssl.SSLContext, path: str) -> tuple[int | str, str]:
+    """One question: status and body; the kind of trouble and its text if nobody answers."""
     connection = http.client.HTTPConnection(target.host, target.port, timeout=REQUEST_SECONDS)
     try:
         # HTTPSConnection would check the certificate against the address instead of the box's name
         plain = socket.create_connection((target.host, target.port), timeout=REQUEST_SECONDS)
         with plain:
             connection.sock = context.wrap_socket(plain, server_hostname=target.server_name)
-            connection.request("GET", "/health", headers={"Authorization": f"Bearer {target.api_key}"})
+            connection.request("GET", path, headers={"Authorization": f"Bearer {target.api_key}"})
             answer = connection.getresponse()
-            body = answer.read(BODY_MAX_BYTES).decode("utf-8", "replace")
+            return answer.status, answer.read(BODY_MAX_BYTES).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException) as error:
-        return f"{type(error).__name__}: {error}"
+        return type(error).__name__, str(error)
     finally:
         connection.close()
-    return None if answer.status == http.HTTPStatus.OK else f"{answer.status}: {_reason(body)[:SHOWN_CHARACTERS]}"
 
 
 def _reason(body: str) -> str:

@@ -44,7 +44,7 @@ SWITCHING = {"epoch": 4, "planned": True, "since_seconds": 1.0, "waiting_for": [
     ],
 )
 def test_a_drill_begins_on_a_whole_site(found: dict[str, Any], message: str | None) -> None:
-    refusal = site_refusal(found, "box2")
+    refusal = site_refusal(found, "box2", "fleet status")
     if message is None:
         assert refusal is None
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import ssl
 import threading
 from collections.abc import Iterator
@@ -16,9 +17,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fleet.provision import pki
-from fleet.provision.rollout_gate import HealthTarget, wait_until_ready
+from fleet.provision.rollout_gate import RESTING_LOOKS, HealthTarget, moving, wait_until_ready, wait_until_spread
 
 NAME = "control.demo.fleet.internal"
+
+
+RESTING = {"pipelines": {"main": {"switching": None}}, "boxes": {"box1": {"state": "serving"}}}
+SWITCHING = {**RESTING, "pipelines": {"main": {"switching": {"epoch": 2}}}}
+RETURNING = {**RESTING, "boxes": {"box1": {"state": "standby"}, "box2": {"state": "returning"}}}
+PLANS = (RETURNING, SWITCHING, RESTING, RETURNING, RESTING)
 
 
 class Health(http.server.BaseHTTPRequestHandler):
@@ -28,6 +35,12 @@ class Health(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
+        if self.path == "/v1/site":
+            site = PLANS[min(len(self.asked), len(PLANS)) - 1]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(site).encode())
+            return
         right = self.headers["Authorization"] == "Bearer sesame"
         status = 401 if not right else 503 if len(self.asked) < 3 else 200
         self.send_response(status)
@@ -39,7 +52,13 @@ class Health(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Iterator[HealthTarget]:
+def asked() -> list[str]:
+    """Paths as the server was asked for them."""
+    return []
+
+
+@pytest.fixture
+def target(tmp_path: Path, asked: list[str]) -> Iterator[HealthTarget]:
     authority = pki.ensure_authority(tmp_path, "demo")
     pki.ensure_operator(authority, tmp_path)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -52,7 +71,7 @@ def target(tmp_path: Path) -> Iterator[HealthTarget]:
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "box.crt", tmp_path / "box.key")
-    handler = type("Handler", (Health,), {"asked": []})
+    handler = type("Handler", (Health,), {"asked": asked})
     server = http.server.HTTPServer(("127.0.0.1", 0), handler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever)
@@ -92,3 +111,28 @@ def test_nobody_there(target: HealthTarget) -> None:
     reason = wait_until_ready(replace(target, port=1), seconds=0.01, report=print)
     assert reason is not None
     assert "refused" in reason
+
+
+def test_it_waits_until_the_plan_rests(target: HealthTarget, asked: list[str]) -> None:
+    assert wait_until_spread(target, seconds=60, report=print) is None
+    assert len(asked) == len(PLANS) - 1 + RESTING_LOOKS
+
+
+def test_a_plan_that_never_rests_is_named(target: HealthTarget) -> None:
+    assert wait_until_spread(target, seconds=0, report=print) == "box2 is returning"
+
+
+@pytest.mark.parametrize(
+    ("site", "reason"),
+    [
+        (RESTING, None),
+        (SWITCHING, "pipeline main switches to epoch 2"),
+        (RETURNING, "box2 is returning"),
+        ({"boxes": {"box1": {"state": "drained"}, "box2": {"state": "held-down"}}}, None),
+        ({"boxes": {"box1": {"state": "dead"}}}, "box1 is dead"),
+        ({"boxes": [], "pipelines": {"main": 7}}, None),
+        ([], None),
+    ],
+)
+def test_what_still_moves(site: object, reason: str | None) -> None:
+    assert moving(json.dumps(site)) == reason

@@ -170,7 +170,7 @@ def test_the_state_directory_is_private_and_has_what_the_verbs_need(inventory: P
     state = inventory.parent / "state" / "tiny"
     assert {path.stat().st_mode & 0o777 for path in state.rglob("*") if path.is_file()} == {0o600}
     endpoints = json.loads((state / "endpoints.json").read_text())
-    assert endpoints == {"schema": 1, "gateway": None, "gateway_loopback": None, "stages": {}}
+    assert endpoints == {"schema": 1, "gateway": None, "gateway_loopback": None, "coordinator": None, "stages": {}}
     assert json.loads((state / "plan.json").read_text())["plan"]["epoch"] == 1
 
 
