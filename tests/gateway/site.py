@@ -293,9 +293,9 @@ class RunningGateway:
 
 @asynccontextmanager
 async def running(
-    directory: Path, pki: Pki, pipelines: Mapping[str, Pipeline], /, *, serving: bool = True, **changes: Any
+    directory: Path, pki: Pki, pipelines: Mapping[str, Pipeline], /, **changes: Any
 ) -> AsyncIterator[RunningGateway]:
-    """Serve until the block ends; with `serving` every pipeline has a route from the start."""
+    """Serve until the block ends; every pipeline has a route from the start."""
     config = parse_config(config_data(directory, pki, **changes))
     metrics = GatewayMetrics([each.name for each in config.pipelines])
     gateway = make_gateway(config, heal(config, pipelines, metrics), metrics)
@@ -305,7 +305,7 @@ async def running(
     try:
         https, http = (address[1] for address in runner.addresses)
         running_gateway = RunningGateway(https, http, pki, gateway)
-        for name in pipelines if serving else ():
+        for name in pipelines:
             running_gateway.apply(route(pipeline=name))
         yield running_gateway
     finally:

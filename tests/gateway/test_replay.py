@@ -40,20 +40,19 @@ def record(endpoint: str, choices: int, stop: tuple[str, ...], logprobs: int | N
         include_usage=flags.get("usage", False),
         token_ids=flags.get("token_ids", False),
     )
-    ids = tuple(range(choices))
     return AdmissionRecord(
-        "s-1",
-        endpoint,
-        17,
-        "fp",
-        "main",
-        "ab" * 32,
-        "tester",
-        "r",
-        ids,
-        (5, 6),
-        50,
-        options,  # type: ignore[arg-type]
+        stream_id="s-1",
+        endpoint="chat" if endpoint == "chat" else "completions",
+        created=17,
+        fingerprint="fp",
+        pipeline="main",
+        model_digest="ab" * 32,
+        key_name="tester",
+        request_id="r",
+        sequence_ids=tuple(range(choices)),
+        prompt=(5, 6),
+        max_tokens=50,
+        options=options,
     )
 
 
@@ -63,7 +62,7 @@ def events_of(wanted: AdmissionRecord, vocabulary: Vocabulary, entries: list[Ent
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[int | str]], list[int], int]:
+def answers(draw: st.DrawFn) -> tuple[dict[str, Any], list[Any], list[int], int]:
     """Options, what each choice says (token ids, or a text to encode), the order of arrival, a place to fail."""
     choices = draw(st.integers(1, 3))
     said = draw(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 from tokenizers import Tokenizer
 
@@ -18,6 +19,7 @@ from fleet.gateway import streams
 from fleet.gateway.database import JOURNAL_FILE
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest, PipelineStatus, TokenEvent
 from tests.gateway.site import (
+    KEY,
     MODEL,
     OTHER_KEY,
     Pki,
@@ -30,7 +32,7 @@ from tests.gateway.site import (
     says,
     tokens_of,
 )
-from tests.gateway.test_http import scrape, session, until
+from tests.gateway.test_http import scrape, session, trust, until
 from tests.gateway.test_openai_client import client_of
 
 TEXT = "the quick € brown fox 😀 jumps over the lazy dog"
@@ -485,3 +487,32 @@ async def test_a_slow_reader_does_not_hold_the_pipeline_up(directory: Path, pki:
         response = await start(http, gateway)
         await until(lambda: gateway.gateway.backends[0].queue.active == 0)  # made, though nobody has read a byte
         assert len(events_in(await response.read())) == 180 + 2
+
+
+async def test_the_official_client_resumes_as_the_docs_say(directory: Path, pki: Pki, tokenizer: Tokenizer) -> None:
+    pipeline = ScriptedPipeline(says(tokenizer, TEXT))
+
+    def ask(gateway: RunningGateway) -> str:
+        with openai.DefaultHttpxClient(verify=trust(pki)) as http:
+            client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=KEY, http_client=http, max_retries=0)
+            stream = client.completions.create(
+                model=MODEL, prompt="hi", max_tokens=200, stream=True, extra_headers={"Fleet-Resume-Seconds": "60"}
+            )
+            stream_id, count, text = stream.response.headers["Fleet-Stream-Id"], 0, ""
+            for chunk in stream:
+                count, text = count + 1, text + chunk.choices[0].text
+                if count == 5:
+                    break
+            stream.close()
+            for chunk in client.get(
+                f"/streams/{stream_id}",
+                cast_to=openai.types.Completion,
+                stream=True,
+                stream_cls=openai.Stream[openai.types.Completion],
+                options={"headers": {"Last-Event-ID": str(count)}},
+            ):
+                text += chunk.choices[0].text
+            return text
+
+    async with running(directory, pki, {"main": pipeline}) as gateway:
+        assert await asyncio.to_thread(ask, gateway) == TEXT
