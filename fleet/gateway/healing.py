@@ -212,11 +212,11 @@ class _Sequence:
     def goes_on_after(self, end: FinishedEvent) -> bool:
         """Whether the sequence is to be submitted again.
 
-        One that was interrupted and finds no room under the new plan waits for room: its client has been promised
-        the rest.
+        One that was taken once is not given up because there is no room under the new plan, or because the first
+        stage has not noticed yet that the link it came by before is gone: its client has been promised the rest.
         """
-        interrupted = self.submissions > 1 or bool(self.tokens)
-        if end.reason != "unavailable" and not (end.reason == "overloaded" and interrupted):
+        taken_before = self.submissions > 1 or bool(self.tokens)
+        if end.reason != "unavailable" and not (taken_before and end.reason in ("overloaded", "invalid")):
             return False
         self.last_end = end.message
         self._futile = not self._progress and self.submissions > 1
