@@ -144,23 +144,34 @@ class PlanGiver:
         """Ring addresses of a plan's members, as they registered."""
         return {stage.box: f"127.0.0.1:{self.stages[stage.box].registers[-1].ring_port}" for stage in plan.stages}
 
-    def prepare(self, epoch: int, plan: PipelinePlan, *, planned: bool = False, only: str | None = None) -> None:
-        """PREPARE to the members of a plan, or to one of them."""
-        self.plans[epoch] = Prepare(self._pipeline, epoch, plan, self.addresses(plan), planned)
+    def prepare(
+        self,
+        epoch: int,
+        plan: PipelinePlan,
+        *,
+        planned: bool = False,
+        only: str | None = None,
+        addresses: dict[str, str] | None = None,
+    ) -> None:
+        """PREPARE to the members of a plan, or to one of them; without addresses, to where they registered."""
+        self.plans[epoch] = Prepare(self._pipeline, epoch, plan, addresses or self.addresses(plan), planned)
         for stage in plan.stages:
             if only in (None, stage.box):
                 self.say(stage.box, FrameType.PREPARE, self.plans[epoch])
 
+    def _members(self, epoch: int) -> list[str]:
+        return [stage.box for stage in self.plans[epoch].plan.stages if self.stages[stage.box].link is not None]
+
     def votes(self, epoch: int) -> dict[str, Vote]:
-        """Wait until every member of an epoch has voted."""
-        boxes = [stage.box for stage in self.plans[epoch].plan.stages]
+        """Wait until every member of an epoch that is connected has voted."""
+        boxes = self._members(epoch)
         self.wait(lambda: all(self.stages[box].vote(epoch) for box in boxes), lambda: f"votes for epoch {epoch}")
         return {box: vote for box in boxes if (vote := self.stages[box].vote(epoch)) is not None}
 
     def commit(self, epoch: int, *, wait: bool = True) -> None:
         """COMMIT to the members, and the route to gateways."""
         self.committed_epoch = epoch
-        boxes = [stage.box for stage in self.plans[epoch].plan.stages]
+        boxes = self._members(epoch)
         for box in boxes:
             self.say(box, FrameType.COMMIT, Commit(epoch))
         if wait:

@@ -31,13 +31,8 @@ def write(directory: Path, raw: Any) -> Path:
 
 def test_a_good_one(tmp_path: Path, raw: dict[str, Any]) -> None:
     config = load_config(write(tmp_path, raw))
-    assert (config.stage.start, config.stage.end, config.epoch) == (2, 4, 1)
+    assert (config.coordinator.box, config.policy, config.memory_keep_free_bytes) == ("control", "exact", 0)
     assert config.link_timing.silence_seconds == raw["timing"]["ring_silence_seconds"]
-
-
-def test_the_plan_may_be_text_and_a_box_outside_it_is_a_spare(tmp_path: Path, raw: dict[str, Any]) -> None:
-    config = load_config(write(tmp_path, raw | {"plan": json.dumps(raw["plan"]), "box": "spare1"}))
-    assert (config.stage.start, config.stage.end, config.stage.head) == (0, 0, False)
 
 
 def edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -63,19 +58,18 @@ def edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (edit("threads", True), "threads: read True"),
         (edit("threads", 0), "threads: read 0, expected at least 1"),
         (edit("thread", 1), "unknown key 'thread', did you mean 'threads'?"),
-        (edit("schema", 2), "schema: read 2"),
+        (edit("schema", 1), "schema: read 1, this runtime knows 2"),
+        (edit("memory_keep_free_bytes", -1), "memory_keep_free_bytes: read -1, expected at least 0"),
         (edit("kernel", "int4"), "kernel: read 'int4', this runtime knows auto, dense, packed"),
-        (edit("pipeline", "other"), "the plan has no 'other', it has ['main']"),
-        (edit("model_digest", "e" * 64), "model_digest"),
-        (edit("plan.schema", 7), "plan schema 7, expected 1"),
-        (edit("plan.pipelines.main.policy", "int8"), "policy: read 'int8', this runtime knows exact"),
-        (edit("plan.pipelines.main.layers", 7), "are not a division of 0…7"),
-        (edit("plan.pipelines.main.stages.1.head", True), "must hold the head"),
-        (edit("plan.pipelines.main.stages.1.embedding", True), "must hold the embedding"),
-        (edit("peers.box3", None), "no address of box3"),
+        (edit("policy", "int8"), "policy: read 'int8', this runtime knows exact"),
+        (edit("plan", {}), "unknown key 'plan'"),
+        (edit("coordinator.box", None), "coordinator: expected box, host and port"),
+        (edit("coordinator.port", 0), "coordinator: expected a host and a port"),
         (edit("ring.port", 70000), "ring: expected a host and a port"),
         (edit("tls.key", None), "tls: expected ca, certificate and key"),
         (edit("timing.ring_ping_seconds", None), "key 'timing.ring_ping_seconds' is missing"),
+        (edit("timing.ring_silence_least_seconds", None), "key 'timing.ring_silence_least_seconds' is missing"),
+        (edit("timing.heartbeat_seconds", 0), "timing.heartbeat_seconds: read 0"),
         (edit("timing.drain_seconds", "long"), "timing.drain_seconds: read 'long'"),
     ],
 )

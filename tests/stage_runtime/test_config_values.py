@@ -13,7 +13,6 @@ import pytest
 
 from fleet.errors import ExitCode, FleetError
 from fleet.gateway.config import load_config as load_gateway
-from fleet.gateway.links import make_pipelines
 from fleet.inventory.model import Timing
 from stage_runtime.server.config import load_config as load_stage
 from tests.stage_runtime.site import StageSite
@@ -34,31 +33,34 @@ def gateway(directory: Path) -> dict[str, Any]:
         "model_directory": str(directory),
         "model_digest": "d" * 64,
         "policy": "exact",
-        "epoch": 1,
         "max_tokens_per_sequence": 10,
         "max_sequences": 2,
-        "first_stage": {"box": "box1", "host": "127.0.0.1", "port": 7401},
     }
     return {
-        "schema": 1,
+        "schema": 2,
         "site": "lab",
         "box": "control",
         "pipelines": {"main": pipeline},
+        "coordinator": {"box": "control", "host": "127.0.0.1", "port": 7402},
         "listen": {"host": "127.0.0.1", "port": 8443},
         "loopback": {"host": "127.0.0.1", "port": 8080},
         "tls": {"ca": "ca.crt", "certificate": "box.crt", "key": "box.key"},
         "api_keys_file": "keys.json",
-        "journal_directory": None,
+        "journal_directory": str(directory),
         "max_queued_requests": 4,
         "request_timeout_seconds": 3.0,
         "first_token_timeout_seconds": 2.0,
+        "replan_wait_seconds": 3.0,
+        "keep_alive_seconds": 1.0,
+        "resume_max_seconds": 60.0,
+        "resume_max_streams": 2,
         "clock_synchronised_file": None,
         "timing": Timing().model_dump(),
     }
 
 
 def read_gateway(path: Path) -> object:
-    return make_pipelines(load_gateway(path))
+    return load_gateway(path)
 
 
 def places(data: Any, above: Path_ = ()) -> Iterator[Path_]:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from stage_runtime.link.connection import Link, LinkError, LinkTiming
-from stage_runtime.link.control import encode_control
+from stage_runtime.link.control import PROTOCOL, encode_control
 from stage_runtime.link.endpoints import HANDSHAKES_AT_ONCE, BoxAddress, LinkServer, LinkSettings, dial
 from stage_runtime.link.frames import Frame, FrameError, FrameType, encode_frame
 from stage_runtime.link.messages import GenerateRequest, Hello, SamplingParameters, TokenLogprob
@@ -48,7 +48,7 @@ def refused_and_stays(tls: TlsIdentity, address: BoxAddress) -> ssl.SSLSocket:
     """A peer with a certificate whose hello is refused; it neither reads nor closes."""
     raw = socket.create_connection((address.host, address.port))
     secured = tls.client_context().wrap_socket(raw, server_hostname=server_name("box1", "lab"))
-    hello = replace(CLIENT_HELLO, epoch=CLIENT_HELLO.epoch + 1)
+    hello = replace(CLIENT_HELLO, protocol=CLIENT_HELLO.protocol + 1)
     secured.sendall(encode_frame(Frame(FrameType.HELLO, encode_control(hello))))
     return secured
 
@@ -64,7 +64,7 @@ async def test_refused_peers_that_stay_take_nothing_from_others(ca: SiteCa) -> N
         before = psutil.Process().num_fds()
         peers = [await asyncio.to_thread(refused_and_stays, tls, address) for _ in range(4)]
         await eventually(lambda: len(refused) == len(peers), lambda: refused)
-        assert all("epoch differs" in reason for reason in refused)
+        assert all("protocol differs" in reason for reason in refused)
         links = [await dial(LinkSettings(CLIENT_HELLO, tls, TIMING), address) for _ in range(8)]
         assert [link.closed_reason for link in links] == [""] * 8
         for end in (*links, *peers):
@@ -153,7 +153,7 @@ class LyingLastStage:
     """box2 of a ring of two, with a valid certificate; it passes the probe without computing, then lies."""
 
     def __init__(self, site: StageSite, lie: Lie) -> None:
-        hello = Hello(1, "stage", "box2", "lab", site.model_digest, "exact", 1, "test")
+        hello = Hello(PROTOCOL, "stage", "box2", "lab", site.model_digest, "exact", 1, "test")
         timing = LinkTiming()
         self._settings = LinkSettings(hello, site.ca.issue("box2"), timing)
         self._first = BoxAddress("box1", "127.0.0.1", site.ring_ports["box1"])
@@ -166,10 +166,12 @@ class LyingLastStage:
 
     async def _serve(self, link: Link) -> None:
         try:
-            hello = replace(self._settings.own, extra=link.peer.extra)
+            hello = replace(self._settings.own, epoch=1, extra=link.peer.extra)
             first = await dial(self._settings, self._first, hello)
             while True:
                 frame = await link.receive()
+                if frame.type is FrameType.SURVEY:
+                    await first.send(frame)
                 if frame.type is FrameType.STEP:
                     step = decode_step(frame.body, 64)
                     body = encode_tokens(Tokens(tuple(self._results(step)), 8))
@@ -195,8 +197,15 @@ def tokens_of(step: Step, **changes: int) -> list[TokenResult]:
 def lied_to(tmp_path_factory: pytest.TempPathFactory, untied_model: TinyModel) -> Iterator[Served]:
     """The first of two stages; the other one is the test's."""
     directory = tmp_path_factory.mktemp("lied_to")
-    site = StageSite(directory, untied_model.directory, untied_model.digest, layers=6, tied=False, stages=2)
+    site = StageSite(
+        directory, untied_model.directory, untied_model.digest, layers=6, tied=False, stages=2, gives_plan=False
+    )
     site.start("box1")
+    site.giver.wait_registered("box1")
+    addresses = {box: f"127.0.0.1:{port}" for box, port in site.ring_ports.items()}
+    site.giver.prepare(1, site.plan.pipelines["main"], addresses=addresses)
+    assert site.giver.votes(1)["box1"].yes
+    site.giver.commit(1)
     yield Served(site, untied_model)
     site.stop()
 
