@@ -63,7 +63,7 @@ def large_site(directory: Path, ca: SiteCa, stages: int) -> dict[str, Any]:
     cost["layers"] = cost["layers"][:1] * LAYERS
     for number, box in enumerate(data["boxes"].values()):
         box["bytes_per_second"] = 5.9e9 * (1 + number % 3)
-        box["memory_bytes"] = (2 + 2 * (number % 3)) * 2**30
+        box["memory_bytes"] = (2 + 2 * (number % 3)) * 2**30 * max(1, STAGES // stages)
     return data
 
 
@@ -121,13 +121,13 @@ def coordinator_process(directory: Path, data: dict[str, Any]) -> Iterator[psuti
 
 
 @asynccontextmanager
-async def connected(ca: SiteCa, port: int, boxes: list[str]) -> AsyncIterator[None]:
-    """Simulated stages with the times of an inventory, in this process."""
+async def connected(ca: SiteCa, port: int, boxes: dict[str, dict[str, Any]]) -> AsyncIterator[None]:
+    """Simulated stages on these boxes of coordinator.json, with the times of an inventory, in this process."""
     stages = [ScriptedStage(ca, box) for box in boxes]
     slots = asyncio.Semaphore(HANDSHAKES_AT_ONCE)
 
     async def connect(stage: ScriptedStage) -> None:
-        stage.timing = Timing().model_dump()
+        stage.timing, stage.memory_bytes = Timing().model_dump(), boxes[stage.box]["memory_bytes"]
         async with slots:
             await stage.connect(port)
 
@@ -168,7 +168,7 @@ async def cpu_percent(directory: Path, stages: int, seconds: float) -> float:
     data = large_site(directory, ca, stages)
     data["listen"]["port"], data["http"]["port"] = free_port(), free_port()
     with coordinator_process(directory, data) as process:
-        async with connected(ca, data["listen"]["port"], list(data["boxes"])):
+        async with connected(ca, data["listen"]["port"], data["boxes"]):
             await until_serving(ca, data["http"]["port"], stages)
             await asyncio.sleep(PROBE_SECONDS)
             quiet_from, begin = process.cpu_times(), time.monotonic()
