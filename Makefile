@@ -52,7 +52,7 @@ demo: $(VENV)/.operator
 	@echo "==> killing the stage of box2 in mid-answer: the answer finishes (fleet drill kill box2 --show --yes -i $(INVENTORY))"
 	@$(BIN)/fleet drill kill box2 --streams 2 --show --yes -i $(INVENTORY)
 	@echo "==> what happened, and how long each phase took (fleet events -i $(INVENTORY))"
-	@$(BIN)/fleet events -i $(INVENTORY) --limit 8
+	@$(BIN)/fleet events -i $(INVENTORY) --limit 10
 	@echo "==> who holds which layers (fleet status -i $(INVENTORY))"
 	@$(BIN)/fleet status -i $(INVENTORY)
 	@echo "==> the site runs on. Ask it more, and stop it with:"
