@@ -109,6 +109,7 @@ class Judging:
         return min((at for at in told if at is not None), default=now)
 
     def _apply(self, box: BoxState, verdict: Verdict, now: float) -> None:
+        verdict = self._if_it_lasts(box, verdict, now)
         before, box.verdict = box.verdict, verdict
         metrics, member = self._context.metrics, box.name in members(self._switching.plan)
         if verdict.slow and not before.slow:
@@ -120,7 +121,9 @@ class Judging:
         if verdict.kind != "alive":
             box.well_since = None
             if verdict.kind != "waiting" and not box.condemned:
-                self._condemn(box, "hung" if verdict.kind == "hung" else "dead", verdict.reason, now)
+                # of a box that this process has never seen, nobody knows whether it died or the whole site did
+                how: Literal["dead", "hung"] = "hung" if verdict.kind == "hung" else "dead"
+                self._condemn(box, how, verdict.reason, now, counts=box.known)
             return
         if box.well_since is None:
             box.well_since = now
@@ -131,6 +134,14 @@ class Judging:
         if box.out and not box.condemned and (member or self._settled(box, now)):
             box.out = False
             self._event("box-returned", box, f"{box.name}: may hold layers again")
+
+    def _if_it_lasts(self, box: BoxState, verdict: Verdict, now: float) -> Verdict:
+        """Slow is only who is slow for `hung_seconds` on end: a few long prompts are no defect."""
+        if not verdict.slow:
+            box.slow_since = None
+            return verdict
+        box.slow_since = now if box.slow_since is None else box.slow_since
+        return replace(verdict, slow=now - box.slow_since >= self._thresholds.hung)
 
     def _settled(self, box: BoxState, now: float) -> bool:
         long_enough = box.well_since is not None and now - box.well_since >= self._context.config.timing.settle_seconds

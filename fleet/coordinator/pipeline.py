@@ -60,7 +60,7 @@ class Pipeline:
         self.refusal: Refusal | None = None
         self.route: Route | None = None
         self._context = context
-        self._started_at = context.clock.now()
+        self._first_seen_at: float | None = None
         thresholds = Thresholds(
             timing.hung_seconds, timing.ring_trouble_seconds, timing.redial_seconds, timing.dial_seconds
         )
@@ -84,6 +84,8 @@ class Pipeline:
     def registered(self, box: BoxState, register: Register) -> None:
         """A stage has registered on a new link, which is `box.peer` now."""
         self._judging.registered(box, register)
+        if self._first_seen_at is None:
+            self._first_seen_at = self._context.clock.now()
         self.switching.observe(register)
         self.switching.catch_up(box, register)
         self._post_standby(box)
@@ -265,12 +267,13 @@ class Pipeline:
                 unfit=bool(box.unfit) and box.hold_down.remaining(now) > 0,
             )
         switch = switching.switch
+        early = self._first_seen_at is None or now - self._first_seen_at < timing.settle_seconds
         working = any(not self._context.boxes[name].condemned for name in members(switching.plan))
         return Situation(
             views,
             switching.plan,
             SwitchView(switch.record.plan, switch.record.planned, switch.failed) if switch else None,
-            patient=not working and now - self._started_at < timing.settle_seconds,
+            patient=early and not working,
             fenced=switching.fenced,
             retiring=switching.draining is not None,
             improvable=now >= switching.improve_after,

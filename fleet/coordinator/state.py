@@ -34,6 +34,7 @@ class BoxState:
         leaving: why it stops; empty otherwise. let_go: it was told that it may.
         short_bytes: memory that a vote said it lacks beyond what was known.
         out: it was lost, and has not been taken back. silent_seconds: how long nothing had come when its link ended.
+        slow_since: since when its steps have been far above its history; None while they aren't.
         verdict: the last one. since: when its state, as shown, began.
     """
 
@@ -60,6 +61,7 @@ class BoxState:
     short_bytes: int = 0
     out: bool = False
     silent_seconds: float = 0.0
+    slow_since: float | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict("waiting", "it has not registered since the start"))
     shown: str = "never-seen"
     since: float = 0.0

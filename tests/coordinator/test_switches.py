@@ -226,3 +226,12 @@ async def test_nothing_changes_while_nothing_happens(site: World) -> None:
     assert site.epoch == before
     assert {stage.count(Prepare) for stage in site.stages.values()} == {1}
     assert {stage.count(Commit) for stage in site.stages.values()} == {1}
+
+
+async def test_boxes_that_boot_later_than_the_coordinator_are_all_in_the_first_plan(tmp_path: Path, ca: SiteCa) -> None:
+    async with world(tmp_path, ca) as made:
+        await asyncio.sleep(0.6)  # longer than settle_seconds: that counts from the first box on
+        await made.connect("box2")
+        await made.connect("box1", "box3")
+        await made.serving(boxes={"box1", "box2", "box3"})
+        assert made.stages["box2"].count(Prepare) == 1
