@@ -62,6 +62,7 @@ class Situation:
         patient: boxes that have not registered yet may still do so: nothing is broken yet, or everything is.
         fenced: members have given the plan up for one that was never committed, and the coordinator restarted since.
         retiring: the epoch before is still open for what began under it.
+        calm: no loss was mended just now, so moving layers for a better split competes with nobody's rebuild.
         improvable: nothing speaks against a planned switch now (the last one has not failed lately).
     """
 
@@ -72,6 +73,7 @@ class Situation:
     fenced: bool = False
     retiring: bool = False
     improvable: bool = True
+    calm: bool = True
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def want(situation: Situation) -> Wanted | GiveUp | None:
         return None  # a member that is cut off from the coordinator alone works on; nothing is moved behind its back
     if going := [name for name in members if name not in working]:
         return Wanted("merge", working, working, True, f"{_names(going)} to be taken out")
-    if situation.retiring:
+    if situation.retiring or not situation.calm:
         return None
     return Wanted("resplit", working, working, True, "a better split")
 

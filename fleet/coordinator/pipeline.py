@@ -277,6 +277,7 @@ class Pipeline:
             fenced=switching.fenced,
             retiring=switching.draining is not None,
             improvable=now >= switching.improve_after,
+            calm=now >= switching.calm_after,
         )
 
     def _let_spares_go(self) -> None:

@@ -30,6 +30,7 @@ class Switching:
     Attributes:
         serving: the committed epoch. draining: the one before, after a planned switch. switch: waits for votes.
         fenced: members stopped the ring that serves for an epoch that was never committed.
+        calm_after: no better split before then: a loss was mended just now.
         improve_after: no planned switch that only improves things before then: the last one failed.
     """
 
@@ -39,6 +40,7 @@ class Switching:
         self.draining: Draining | None = None
         self.switch: Switch | None = None
         self.fenced = False
+        self.calm_after = -math.inf
         self.improve_after = -math.inf
         self._context = context
         self._reports = reports
@@ -210,6 +212,8 @@ class Switching:
         now = context.clock.now()
         context.metrics.phases.labels("commit").observe(switch.phases.ended("commit", now))
         self.switch, self.fenced = None, False
+        if before is not None and not record.planned:
+            self.calm_after = now + context.config.timing.settle_seconds
         self.serving = Serving(
             record, now, repeat_at=now + COMMIT_AGAIN_SECONDS, phases=switch.phases, reason=switch.reason
         )

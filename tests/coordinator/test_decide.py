@@ -51,6 +51,7 @@ def situation(one: BoxView = WELL, two: BoxView = WELL, three: BoxView = WELL, *
         (situation(two=replace(WELL, condemned=True)), "merge", ALL - {"box2"}, False),  # restarted
         (situation(two=replace(WELL, drained=True)), "merge", ALL - {"box2"}, True),
         (situation(two=replace(WELL, leaving=True)), "merge", ALL - {"box2"}, True),
+        (situation(two=replace(WELL, leaving=True), calm=False), "merge", ALL - {"box2"}, True),
         (situation(two=DEAD, three=replace(WELL, leaving=True)), "merge", {"box1"}, False),
         (situation(plan=None), "whole", ALL, False),
         (situation(two=DEAD, plan=None), "whole", ALL - {"box2"}, False),
@@ -74,6 +75,7 @@ def test_what_is_wanted(where: Situation, how: str, alive: frozenset[str], plann
         situation(two=DEAD, three=LOST_LATELY),  # it may be dialling: it is to be in the new plan
         situation(retiring=True),
         situation(improvable=False),
+        situation(calm=False),
         situation(two=replace(WELL, drained=True), improvable=False),
         situation(two=CUT_OFF, plan=None, patient=True),
         situation(CUT_OFF, CUT_OFF, CUT_OFF, plan=None),
