@@ -75,7 +75,10 @@ def site_refusal(document: Mapping[str, Any], box: str, status: str) -> Refusal 
 
 
 def still_missing(document: Mapping[str, Any], box: str) -> str | None:
-    """What is not yet as before the drill; None once the box takes part and the plan is whole."""
+    """What is not yet as before the drill; None once the box serves again and the plan is whole.
+
+    A box that is back stands by until the next plan has it: see `standing_by`.
+    """
     view = coordinator_view(Answer(dict(document)))
     member = next((row for row in view.members if row.box == box), None)
     if member is None or member.state not in WELL_STATES:
@@ -86,7 +89,12 @@ def still_missing(document: Mapping[str, Any], box: str) -> str | None:
         return f"pipeline {member.pipeline} is {'without plan' if plan is None else plan.state}"
     if plan.switching or plan.degraded:
         return f"pipeline {plan.pipeline}: {plan.switching or plan.degraded}"
-    return None
+    return standing_by(box) if member.state == "standby" else None
+
+
+def standing_by(box: str) -> str:
+    """What `still_missing` says of a box that is well and that no plan has yet."""
+    return f"{box} stands by"
 
 
 def switches(events: Sequence[Event], pipeline: str) -> tuple[Event, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.drill.breaking import Breaker
-from fleet.drill.checks import still_missing, switches
+from fleet.drill.checks import standing_by, still_missing, switches
 from fleet.drill.judge import StreamRun, StreamSpec, StreamVerdict, noticed, verdict
 from fleet.drill.streams import Users
 from fleet.errors import ExitCode, FleetError
@@ -22,6 +22,8 @@ STRIKE_TOKENS = 12
 """The box breaks once every stream has so many tokens: in mid-answer."""
 LEAST_SECONDS = 3.0
 """A site counts as whole again after this at the earliest: a death takes a moment to be noticed."""
+STANDBY_SECONDS = 20.0
+"""A box that stands by for so long, with no switch under way, is not needed by the plan that is best now."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +121,14 @@ class Rehearsal:
     async def _until_whole(self, coordinator: Coordinator, broken_at: float) -> str:
         """Wait for the box and its plan; what is missing when the time is up, empty if nothing."""
         said, said_at = "", time.monotonic()
+        stands_by_since: float | None = None
         while True:
+            missing, spare = await self._missing(coordinator)
             now = time.monotonic()
+            stands_by_since = (stands_by_since or now) if spare else None
+            unneeded = stands_by_since is not None and now - stands_by_since >= STANDBY_SECONDS
             since = now - broken_at
-            missing = await self._missing(coordinator)
-            if missing is None and since >= max(self.lasts_seconds, LEAST_SECONDS):
+            if (missing is None or unneeded) and since >= max(self.lasts_seconds, LEAST_SECONDS):
                 return ""
             waiting = missing or f"{self.box} is broken for {self.lasts_seconds:g} s"
             if since >= self.longest_seconds:
@@ -133,11 +138,13 @@ class Rehearsal:
                 self.report(f"{since:.0f} s after the break: {waiting}")
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _missing(self, coordinator: Coordinator) -> str | None:
+    async def _missing(self, coordinator: Coordinator) -> tuple[str | None, bool]:
+        """What is missing, and whether it is only that the box stands by."""
         try:
             document: Mapping[str, Any] = await coordinator.site()
         except FleetError as error:
             if error.exit_code is not ExitCode.UNREACHABLE:
                 raise
-            return error.message
-        return still_missing(document, self.box)
+            return error.message, False
+        missing = still_missing(document, self.box)
+        return missing, missing == standing_by(self.box)

@@ -57,7 +57,7 @@ def test_a_drill_begins_on_a_whole_site(found: dict[str, Any], message: str | No
     ("found", "missing"),
     [
         (document(), None),
-        (document("box2", state="standby"), None),
+        (document("box2", state="standby"), "box2 stands by"),
         (
             document("box2", state="held-down", hold_down_seconds_left=12.0),
             "box2 is held-down (12 s of hold-down left)",
