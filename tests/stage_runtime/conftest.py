@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.stage_runtime.site import StageSite
 from tests.stage_runtime.tiny import TinyModel, make_model
+
+# References are computed on the event loop that also serves links, beside stages that compute: spinning threads of
+# OpenMP would make seconds of it.
+torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)

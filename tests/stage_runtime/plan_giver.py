@@ -313,7 +313,8 @@ class PlanGiver:
             heard.reports.append(decode_control(LinkReport, frame.body))
         elif frame.type is FrameType.VOTE:
             heard.votes.append(decode_control(Vote, frame.body))
-            await self._voted()
+            if heard.votes[-1].epoch == self._first_epoch:
+                await self._voted()
         elif frame.type is FrameType.COMMITTED:
             heard.committed.append(decode_control(Committed, frame.body).epoch)
         elif frame.type is FrameType.LEAVING:
