@@ -115,7 +115,7 @@ class Journal:
     def forget(self, numbers: Sequence[int]) -> None:
         """Delete streams."""
         rows = [(number,) for number in numbers]
-        self._ask(Operation("DELETE FROM streams WHERE number=?", rows), _only_logged)
+        self._ask(Operation("DELETE FROM streams WHERE number=?", rows, frees=True), _only_logged)
         self._ask(Operation("DELETE FROM entries WHERE stream=?", rows, frees=True), _only_logged)
 
     async def entries(self, number: int) -> list[Entry]:
@@ -135,7 +135,14 @@ class Journal:
         self._wake.set()
 
     def _write(self, operations: Sequence[Operation]) -> Exception | None:
-        """In the journal's thread: the error, if there was one."""
+        """In the journal's thread: the error, if there was one. What a full disk refuses keeps no deletion back."""
+        error = self._try(operations)
+        deletions = [operation for operation in operations if operation.frees]
+        if error is not None and 0 < len(deletions) < len(operations):
+            self._try(deletions)
+        return error
+
+    def _try(self, operations: Sequence[Operation]) -> Exception | None:
         try:
             self._database.write(operations)
         except TROUBLES as error:

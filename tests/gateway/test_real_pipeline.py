@@ -118,6 +118,8 @@ async def test_a_client_that_leaves_frees_its_place(real_site: RealSite) -> None
         await stream.close()
         while (health := await asyncio.to_thread(real_site.gateway.health))["pipelines"]["main"]["active_sequences"]:
             pass
+        while health["pipelines"]["main"]["largest_logit_difference"] is None:  # the probe runs once nothing else does
+            health = await asyncio.to_thread(real_site.gateway.health)
     assert health["state"] == "ready"
     assert health["pipelines"]["main"]["largest_logit_difference"] < LARGEST_LOGIT_DIFFERENCE
 
