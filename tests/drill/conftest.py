@@ -71,4 +71,4 @@ def supervisor(site_file: SiteFile) -> Iterator[SupervisorRpc]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(WAIT_SECONDS)
-        shutil.rmtree(run)
+        shutil.rmtree(run.parent)
