@@ -151,7 +151,7 @@ class Epochs:
         if any(number <= last and not epoch.view.committed for number, epoch in self.live.items()):
             await self._end_uncommitted(reason)
         for epoch in [epoch for number, epoch in self.live.items() if number <= last]:
-            await self._end(epoch, reason)
+            await self._end(epoch, reason, keep=False)  # what was open has moved to a ring of its own
         if not self.live:
             self._state.idle_reason = reason
             self._preparer.drop_kept()
@@ -226,13 +226,17 @@ class Epochs:
         for epoch in [epoch for epoch in self.live.values() if not epoch.view.committed]:
             await self._end(epoch, reason)
 
-    async def _end(self, epoch: Epoch, reason: str) -> None:
-        """End one epoch; its layers stay in memory until the next commit, its caches for one with the same layers."""
+    async def _end(self, epoch: Epoch, reason: str, *, keep: bool = True) -> None:
+        """End one epoch; its layers stay in memory until the next commit.
+
+        Args:
+            keep: its caches wait for an epoch with the same layers.
+        """
         await self._stop_getting_ready(epoch.number)
         self.live.pop(epoch.number, None)
         self._state.epochs.pop(epoch.number, None)
         await epoch.end(reason)
-        if epoch.view.engine is not None:
+        if keep and epoch.view.engine is not None:
             self._preparer.keep(epoch.view.stage, epoch.view.engine)
         self._state.changed()
         self.changes.notify()
