@@ -216,7 +216,9 @@ class Timing(Section):
     ring_handshake_seconds: Seconds = Field(default=5.0, description="hello and its answer")
     ring_reconnect_seconds: Seconds = Field(default=0.25, description="first wait before dialling again")
     ring_reconnect_max_seconds: Seconds = Field(default=3.0, description="longest wait before dialling again")
-    ring_ping_seconds: Seconds = Field(default=0.2, description="ping period of every link, ring and control channel")
+    ring_ping_seconds: Seconds = Field(
+        default=0.3, description="ping period of every link that is quiet, ring and control channel"
+    )
     ring_silence_least_seconds: Seconds = Field(
         default=0.8, description="a link that is silent for so long is dead, where its pings have come on time"
     )

@@ -138,7 +138,8 @@ class Scheduler:
     def submit(self, request: GenerateRequest, owner: Hashable, kv_len: int = 0) -> FinishedEvent | None:
         """Take a request into the queue, or say at once why not.
 
-        Sequences that had begun before their ring broke wait before new ones.
+        Sequences that had begun before their ring broke wait before new ones. A sequence that is open already for
+        another owner goes to this one: its gateway came back by a new link before the old one's silence was noticed.
 
         Args:
             kv_len: tokens of prompt and answer that every stage has kept. At least the last one is computed again,
@@ -147,10 +148,10 @@ class Scheduler:
         counts = len(request.prompt), len(request.generated)
         if problem := request_problem(request, self.limits.max_tokens_per_sequence, self.limits.vocab_size):
             return FinishedEvent("invalid", problem, *counts)
-        if request.sequence_id in self._active or any(
-            queued.request.sequence_id == request.sequence_id for queued in self._queue
-        ):
-            return FinishedEvent("invalid", f"sequence {request.sequence_id} is already open", *counts)
+        if (known := self._find(request.sequence_id)) is not None:
+            if known.owner == owner:
+                return FinishedEvent("invalid", f"sequence {request.sequence_id} is already open", *counts)
+            self.cancel(request.sequence_id, known.owner)
         if len(self._queue) >= QUEUED_SEQUENCES_LIMIT:
             return FinishedEvent("overloaded", f"{QUEUED_SEQUENCES_LIMIT} sequences wait already", *counts)
         prefill = request.prompt + request.generated
@@ -158,6 +159,10 @@ class Scheduler:
         begun = sum(1 for queued in self._queue if queued.goes_on)
         self._queue.insert(begun if sequence.goes_on else len(self._queue), sequence)
         return None
+
+    def _find(self, sequence_id: int) -> Sequence | None:
+        queued = (queued for queued in self._queue if queued.request.sequence_id == sequence_id)
+        return self._active.get(sequence_id) or next(queued, None)
 
     def cancel(self, sequence_id: int, owner: Hashable) -> list[Delivery]:
         """The owner wants no more of a sequence. What is under way is computed and dropped."""

@@ -27,8 +27,8 @@ class Register:
         committed_epoch: last epoch that it knows as committed. prepared_epoch: a later one that it voted for.
         serving_epoch: epoch whose ring it runs now.
         memory_total_bytes: of the box (or its cgroup), what plans are judged by.
-        layer_seconds: one decode step of one own layer, one row, the quickest of the warm-up. head_seconds: of the head;
-            None where this box holds no head and has not measured one.
+        layer_seconds: one decode step of one own layer, one row, the quickest of the warm-up. head_seconds: of the
+            head; None where this box holds none and has not measured one.
     """
 
     pipeline: str

@@ -235,6 +235,25 @@ def test_too_many_waiting_requests_are_refused_and_an_id_is_used_once() -> None:
         assert "already open" in refusal.message
 
 
+def test_a_gateway_that_came_back_by_a_new_link_takes_its_sequences_with_it() -> None:
+    scheduler = Scheduler(LIMITS)
+    for number in range(LIMITS.max_sequences + 1):  # the last one waits
+        scheduler.submit(ask(number), "old link")
+    first = scheduler.next_micro_batch()
+    assert first is not None
+    again = replace(ask(0), generated=(7,))
+    assert scheduler.submit(again, "new link") is None
+    assert scheduler.submit(ask(LIMITS.max_sequences), "new link") is None
+    assert scheduler.freed == [0]
+    scheduler.cancel_owner("old link")
+    assert scheduler.queued_sequences == 2
+    results = tuple(TokenResult(e.sequence_id, e.position, TokenKind.TOKEN, token_id=5) for e in first.entries)
+    assert scheduler.complete(results, 8) == []  # what the old link's sequences had in flight reaches nobody
+    following = scheduler.next_micro_batch()
+    assert following is not None
+    assert [opening.request for opening in following.opened] == [again, ask(LIMITS.max_sequences)]
+
+
 def test_a_broken_ring_ends_everything_once() -> None:
     scheduler = Scheduler(LIMITS)
     for number in range(6):
