@@ -16,7 +16,7 @@ from stage_runtime.link.client import PipelineClient
 from stage_runtime.link.tls import server_name
 from tests.stage_runtime.conftest import Served
 from tests.stage_runtime.pki import SiteCa
-from tests.stage_runtime.site import SITE, StageSite, answer, connected, eventually, request, wait_ready
+from tests.stage_runtime.site import SITE, StageSite, answer, connected, eventually, request
 from tests.stage_runtime.tiny import TinyModel
 
 
@@ -48,6 +48,7 @@ async def test_health_and_metrics(tied: Served) -> None:
     async with connected(site.client()) as client:
         await answer(client, request([5, 6], 4))
         await site.wait_state("box3", "ready")
+        await eventually(lambda: client.status.largest_logit_difference is not None)
         status, _ = await get(site, "box3", "/health", operator)
         _, text = await get(site, "box3", "/metrics", operator)
         health = await site.health("box1")
@@ -71,6 +72,9 @@ async def test_a_spare_is_loaded_and_takes_no_links(tied: Served) -> None:
     assert health["layers"] == [0, 0]
     assert health["weight_bytes"] == 0
     client = tied.site.client(first_stage_box="spare1", port=tied.site.ring_ports["spare1"])
+    assert (health["epoch"], health["reason"]) == (0, "no plan yet")
+    assert "link with spare1: closed by the peer" in await refusal(client)
+    client = tied.site.client(first_stage_box="box2", port=tied.site.ring_ports["box2"])
     assert "gateways talk to the first stage, 'box1'" in await refusal(client)
 
 
@@ -140,12 +144,13 @@ async def test_a_damaged_shard_fails_the_stage_by_name(tied_model: TinyModel, tm
         site.stop()
 
 
-async def test_a_stop_drains_first(tied_model: TinyModel, tmp_path: Path) -> None:
+async def test_a_stop_without_a_coordinator_drains_first(tied_model: TinyModel, tmp_path: Path) -> None:
     site = StageSite(tmp_path, tied_model.directory, tied_model.digest, layers=6, tied=True, stages=2)
     for box in site.boxes:
         site.start(box)
     try:
         async with connected(site.client()) as client:
+            await asyncio.to_thread(site.giver.go)
             open_answer = asyncio.ensure_future(answer(client, request([7, 8], 150)))
             await eventually(lambda: client.status.active_sequences == 1)
             code = asyncio.ensure_future(asyncio.to_thread(site.terminate, "box2"))
@@ -162,25 +167,45 @@ async def test_a_stop_drains_first(tied_model: TinyModel, tmp_path: Path) -> Non
         site.stop()
 
 
-async def test_a_neighbour_with_another_model_keeps_the_ring_open(
+async def test_a_stop_serves_on_until_others_have_the_layers(tied_model: TinyModel, tmp_path: Path) -> None:
+    site = StageSite(tmp_path, tied_model.directory, tied_model.digest, layers=6, tied=True, stages=2)
+    for box in site.boxes:
+        site.start(box)
+    try:
+        async with connected(site.client()) as client:
+            open_answer = asyncio.ensure_future(answer(client, request([7, 8], 200)))
+            await eventually(lambda: client.status.active_sequences == 1)
+            code = asyncio.ensure_future(asyncio.to_thread(site.terminate, "box2"))
+            await eventually(lambda: site.giver.stages["box2"].leaving == ["box2 was told to stop"])
+            assert client.status.ready  # nothing has changed for anyone yet
+            epoch = await asyncio.to_thread(site.giver.switch, site.pipeline_plan("box1"), planned=True)
+            tokens, end = await open_answer
+            assert (tokens, end.reason) == (tied_model.greedy([7, 8], 200), "length")
+            assert not code.done()
+            await asyncio.to_thread(site.giver.retire, epoch - 1)
+            assert await code == 0
+            async with connected(site.client(epoch)) as new:
+                assert (await answer(new, request([7, 8], 9)))[0] == tied_model.greedy([7, 8], 9)
+        site.processes["box1"].terminate()
+        await eventually(lambda: bool(site.giver.stages["box1"].leaving))
+        assert site.terminate("box1") == 0  # a second signal does not wait
+    finally:
+        site.stop()
+
+
+async def test_a_box_with_another_model_declines_the_plan(
     tied_model: TinyModel, untied_model: TinyModel, tmp_path: Path
 ) -> None:
     site = StageSite(tmp_path, tied_model.directory, tied_model.digest, layers=6, tied=True, stages=2)
-    other = StageSite(tmp_path / "other", untied_model.directory, untied_model.digest, layers=6, tied=True, stages=2)
-    changed = {key: other.config("box2")[key] for key in ("plan", "model_directory", "model_digest")}
     site.start("box1")
-    site.start("box2", **changed)
+    site.start("box2", model_directory=str(untied_model.directory), model_digest=untied_model.digest)
     try:
-        await site.wait_state("box2", "loaded")
-        client = site.client()
-        task = asyncio.ensure_future(client.run())
-        await eventually(lambda: tied_model.digest in client.status.reason, lambda: client.status)
-        assert untied_model.digest in client.status.reason
-        assert not client.status.ready
-        site.terminate("box2")
-        site.start("box2")
-        await wait_ready(client)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        votes = site.giver.stages["box2"].votes
+        await eventually(lambda: bool(votes))
+        assert not votes[0].yes
+        assert tied_model.digest in votes[0].reason
+        assert untied_model.digest in votes[0].reason
+        health = await site.wait_state("box2", "loaded")
+        assert health["epoch"] == 0
     finally:
         site.stop()
