@@ -28,7 +28,7 @@ from stage_runtime.server.dispatch import Dispatcher
 from stage_runtime.server.epochs import Epochs
 from stage_runtime.server.history import History
 from stage_runtime.server.http import start_http
-from stage_runtime.server.loader import Loader
+from stage_runtime.server.loader import Loader, NoMemory
 from stage_runtime.server.memory import (
     LOADING_THRESHOLD_BYTES,
     map_blocks_from,
@@ -163,10 +163,14 @@ class StageProcess:
 
         return Loader(store, config.threads, config.memory_keep_free_bytes, note_loaded)
 
-    async def _measure(self, loader: Loader, stage: StagePlan) -> tuple[float, float | None]:
-        """Seconds of a decode step of one layer, and of the head where the stage has it."""
+    async def _measure(self, loader: Loader, stage: StagePlan) -> tuple[float | None, float | None]:
+        """Seconds of a decode step of one layer, and of the head where the stage has it; None if memory is short."""
         some = replace(stage, end=min(stage.end, stage.start + MEASURED_LAYERS), embedding=False)
-        await loader.load(pieces_of(some), background=False)
+        try:
+            await loader.load(pieces_of(some), background=False)
+        except NoMemory as error:
+            log.warning("layers are not measured: %s", error)
+            return None, None
         weights, model = loader.store.weights(some), loader.store.config
         layer_seconds = await self.compute.run(measure_layer_seconds, model, *weights.layers)
         if weights.head is None:
@@ -174,7 +178,7 @@ class StageProcess:
         return layer_seconds, await self.compute.run(measure_head_seconds, model, weights.head)
 
     async def _serve_links(
-        self, settings: LinkSettings, epochs: Epochs, layer_seconds: float, head_seconds: float | None
+        self, settings: LinkSettings, epochs: Epochs, layer_seconds: float | None, head_seconds: float | None
     ) -> None:
         dispatcher = Dispatcher(epochs, self.config.link_timing.handshake_seconds)
         server = LinkServer(settings, dispatcher.hello_problem, dispatcher.serve, self._refused)

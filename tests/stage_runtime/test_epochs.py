@@ -262,10 +262,24 @@ async def test_standby_layers_are_ready_and_reported(site: StageSite) -> None:
 async def test_a_plan_that_does_not_fit_memory_is_declined_with_what_is_missing(
     tied_model: TinyModel, tmp_path: Path
 ) -> None:
-    site = StageSite(tmp_path, tied_model.directory, tied_model.digest, layers=6, tied=True, stages=1)
+    keep_free = 2**50
+    site = StageSite(
+        tmp_path,
+        tied_model.directory,
+        tied_model.digest,
+        layers=6,
+        tied=True,
+        stages=1,
+        memory_keep_free_bytes=keep_free,
+    )
     site.start("box1")
     try:
-        await asyncio.to_thread(site.giver.wait, lambda: site.giver.committed_epoch == 1)
-        site.kill("box1")
+        heard = site.giver.stages["box1"]
+        await eventually(lambda: bool(heard.votes))
+        assert not heard.votes[0].yes
+        assert 0 < keep_free - heard.votes[0].missing_bytes < heard.registers[0].memory_total_bytes
+        assert heard.registers[0].layer_seconds is None
+        health = await site.wait_state("box1", "loaded")
+        assert "may be taken" in health["reason"]
     finally:
         site.stop()
