@@ -133,7 +133,11 @@ class Answering:
             _log_generation(generation)
 
     def _generation(self, answer: Answer, admitted: Admitted, keeper: Keeper) -> Generation:
-        deadlines = Deadlines(self.config.request_timeout_seconds, self.config.first_token_timeout_seconds)
+        deadlines = Deadlines(
+            request_seconds=self.config.request_timeout_seconds,
+            first_token_seconds=self.config.first_token_timeout_seconds,
+            replan_wait_seconds=self.config.replan_wait_seconds,
+        )
         return Generation(
             answer=answer,
             backend=admitted.backend,

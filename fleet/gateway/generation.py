@@ -14,18 +14,30 @@ from fleet.gateway.backend import Backend
 from fleet.gateway.entries import End, Entry, Failed, Token
 from fleet.gateway.errors import ApiError, internal, overloaded, timed_out, unavailable
 from fleet.gateway.fold import AnswerFold
+from fleet.gateway.healing import given_up
 from fleet.gateway.log import logger
 from fleet.gateway.metrics import GatewayMetrics
 from fleet.gateway.replay import make_fold
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest
 
+LOOK_AGAIN_SECONDS = 1.0
+"""A deadline that moves as time passes is looked at so often; it may be noticed so much late."""
+
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds from the request's arrival; the first token may have to wait for a place, and for a plan."""
+    """Seconds from the request's arrival.
+
+    Attributes:
+        request_seconds: the whole answer.
+        first_token_seconds: the first token, which may have to wait for a place; time without a plan that serves does
+            not count.
+        replan_wait_seconds: that time, before the first token, all of it together.
+    """
 
     request_seconds: float
     first_token_seconds: float
+    replan_wait_seconds: float
 
 
 class Keeper(Protocol):
@@ -70,6 +82,7 @@ class Generation:
         self._keeper = keeper
         self._metrics = metrics
         self._started = time.monotonic()
+        self._waited_before = backend.pipeline.waited_seconds  # for a plan, before this answer came
         # what the choices have so far; its text is needed only to find stop strings
         self._fold: AnswerFold = make_fold(answer.record, backend.vocabulary)
         for entry in answer.entries:
@@ -108,14 +121,10 @@ class Generation:
     async def _first_failure(self, tasks: Sequence[asyncio.Task[None]]) -> ApiError | None:
         """Wait for all choices, or for the first that fails, or for a deadline."""
         waiting = set(tasks)
-        whole = self._started + self._deadlines.request_seconds
-        first = self._started + self._deadlines.first_token_seconds
         while waiting:
-            until_first = self._fold.completion_tokens == 0
-            deadline = min(first, whole) if until_first else whole
-            patience = deadline - time.monotonic()
+            patience, failure = self._patience()
             if patience <= 0:
-                return self._too_late(deadline == whole)
+                return failure
             done, waiting = await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 error = task.exception()
@@ -123,12 +132,37 @@ class Generation:
                     return self._as_api_error(error)
         return None
 
-    def _too_late(self, whole: bool) -> ApiError:
-        if whole:
-            return timed_out(f"the answer was not finished within {self._deadlines.request_seconds:g} s")
-        reason = self._backend.pipeline.status.reason
+    def _patience(self) -> tuple[float, ApiError]:
+        """Seconds until the next deadline at the earliest, and what the client is told if it passes.
+
+        The deadline of the first token moves while no plan serves; then it is looked at again after a while.
+        """
+        limits, pipeline = self._deadlines, self._backend.pipeline
+        running = time.monotonic() - self._started
+        left = limits.request_seconds - running
+        if self._fold.completion_tokens:
+            return left, timed_out(f"the answer was not finished within {limits.request_seconds:g} s")
+        without_plan = pipeline.waited_seconds - self._waited_before
+        first_token = limits.first_token_seconds - (running - without_plan)
+        if not pipeline.status.ready:
+            first_token = max(first_token, LOOK_AGAIN_SECONDS)
+        reason = pipeline.status.reason
         why = f" ({reason})" if reason else ""
-        return timed_out(f"no token came within {self._deadlines.first_token_seconds:g} s{why}")
+        return min(
+            (left, timed_out(f"the answer was not finished within {limits.request_seconds:g} s{why}")),
+            (
+                limits.replan_wait_seconds - without_plan,
+                unavailable(
+                    given_up(limits.replan_wait_seconds, reason),
+                    retry_after_seconds=pipeline.situation.retry_after_seconds,
+                ),
+            ),
+            (
+                first_token,
+                timed_out(f"no token came within {limits.first_token_seconds:g} s{why}"),
+            ),
+            key=lambda deadline: deadline[0],
+        )
 
     def _as_api_error(self, error: BaseException) -> ApiError:
         if isinstance(error, ApiError):

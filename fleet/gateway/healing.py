@@ -12,6 +12,7 @@ from typing import Protocol
 from fleet.gateway.epochs import EpochLink, EpochLinks
 from fleet.gateway.news import News
 from fleet.gateway.situation import Situation, situation_of
+from fleet.gateway.waiting import WaitingClock
 from stage_runtime.link.backoff import Backoff
 from stage_runtime.link.membership import Route
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest, Pipeline, PipelineStatus, TokenEvent
@@ -72,9 +73,10 @@ class HealingPipeline:
         self.situation = Situation()
         self.news = News()
         self._policy = policy
-        self._links = EpochLinks(lambda route: connect(route, self.news.tell), self.news.tell)
+        self._links = EpochLinks(lambda route: connect(route, self._changed), self._changed)
         self._timing = timing
         self._observer = observer
+        self._waiting = WaitingClock(time.monotonic())
 
     @property
     def status(self) -> PipelineStatus:
@@ -93,6 +95,15 @@ class HealingPipeline:
         """Follow a route; sequences that it interrupts begin to move at once."""
         self.situation = situation_of(route)
         self._links.follow(route)
+        self._changed()
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long it has taken no sequences, all times together."""
+        return self._waiting.seconds(time.monotonic())
+
+    def _changed(self) -> None:
+        self._waiting.note(self.status.ready, time.monotonic())
         self.news.tell()
 
     async def run(self) -> None:
@@ -112,7 +123,7 @@ class HealingPipeline:
             link = await self._serving_link(sequence)
             if link is None:
                 why = self.status.reason or sequence.last_end
-                yield sequence.finished("unavailable", f"given up after {self._timing.replan_wait:g} s: {why}")
+                yield sequence.finished("unavailable", given_up(self._timing.replan_wait, why))
                 return
             if sequence.submissions:
                 self._observer.resubmitted(self.name)
@@ -162,6 +173,11 @@ class HealingPipeline:
                         await within(patience, wake.wait())
         finally:
             sequence.patience_seconds -= time.monotonic() - started
+
+
+def given_up(seconds: float, reason: str) -> str:
+    """What a client is told whose answer waited in vain for a plan that serves."""
+    return f"given up after {seconds:g} s: {reason}"
 
 
 class _Sequence:

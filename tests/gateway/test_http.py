@@ -16,7 +16,18 @@ from tokenizers import Tokenizer
 
 from fleet.gateway.app import MAX_BODY_BYTES
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest, PipelineStatus, TokenEvent
-from tests.gateway.site import KEY, MODEL, Pki, RunningGateway, Script, ScriptedPipeline, running, says, tokens_of
+from tests.gateway.site import (
+    KEY,
+    MODEL,
+    Pki,
+    RunningGateway,
+    Script,
+    ScriptedPipeline,
+    route,
+    running,
+    says,
+    tokens_of,
+)
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 PROMPT = {"model": MODEL, "prompt": "hi"}
@@ -156,6 +167,39 @@ async def test_time_outs_are_504_and_cancel(directory: Path, pki: Pki, tokenizer
         assert response.status == 504
         assert (await response.json())["error"]["code"] == "timeout"
     assert len(pipeline.closed) == 1
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_time_without_a_plan_is_no_time_of_the_first_token(
+    directory: Path, pki: Pki, tokenizer: Tokenizer, path: str, stream: bool
+) -> None:
+    """Whoever waits for a plan is told that none came and why, as 503; also those behind the ones that are computed."""
+    pipeline = ScriptedPipeline(says(tokenizer, "one"))
+    changes = {"first_token_timeout_seconds": 0.05, "replan_wait_seconds": 0.4, "max_queued_requests": 9}
+    asked = (
+        PROMPT
+        if path == "completions"
+        else {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    )
+    async with running(directory, pki, {"main": pipeline}, **changes) as gateway, session(pki) as http:
+        gateway.apply(route(epoch=4, state="replanning", reason="box2 is dead", first_stage="", host="", port=0))
+
+        async def ask(body: dict[str, Any]) -> tuple[int, str, str]:
+            async with http.post(f"{gateway.url}/v1/{path}", json={**body, "stream": stream}) as response:
+                return response.status, response.headers.get("Retry-After", ""), await response.text()
+
+        waiting = [asyncio.ensure_future(ask(asked)) for _ in range(7)]  # three more than there are places
+        answers = await asyncio.gather(*waiting)
+        assert [(status, wait) for status, wait, _ in answers] == [(503, "2")] * 7
+        assert all("waits for a new plan: box2 is dead" in text for _, _, text in answers)
+        waiting = [asyncio.ensure_future(ask(asked)) for _ in range(7)]
+        await until_queued(gateway, 3)
+        await asyncio.sleep(0.1)  # longer than a first token may take
+        gateway.apply(route(epoch=5))
+        assert [status for status, _, _ in await asyncio.gather(*waiting)] == [200] * 7
+        scraped = await scrape(gateway)
+    assert scraped["fleet_gateway_active_sequences", (("pipeline", "main"),)] == 0
 
 
 async def test_a_time_out_after_bytes_is_an_event(directory: Path, pki: Pki, tokenizer: Tokenizer) -> None:
