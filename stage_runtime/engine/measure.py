@@ -12,7 +12,8 @@ from stage_runtime.model.kv_cache import KvCache
 from stage_runtime.model.llama import Decoder, Head, Layer, Span
 
 # One untimed step pages code and weights in; 7 timed ones take a 135M model's layers and head about 70 ms in all. The
-# quickest counts: whatever else runs on the box at that moment only ever adds, and a plan lives for months.
+# quickest counts, in time that the thread had a processor: a box starts many things at once, and a plan lives for months.
+# (While three stages of one two-core machine started together, wall-clock figures were up to ten times too long.)
 TIMED_STEPS = 7
 
 
@@ -39,10 +40,12 @@ def measure_head_seconds(config: LlamaConfig, head: Head) -> float:
 
 
 def _quickest_seconds(step: Callable[[], object]) -> float:
+    """With more than one compute thread, OpenMP's first one works or spins as long as the others work, so its time is
+    that of the step."""
     step()
     times = []
     for _ in range(TIMED_STEPS):
-        start = time.perf_counter()
+        start = time.thread_time()
         step()
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
     return min(times)
