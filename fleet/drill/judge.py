@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fleet.drill.near_tie import Candidate, Margin, greedy_margin, sampled_margin
+
 # So many tokens must fit behind a shift before it counts as lost or repeated tokens; fewer fit by chance.
 EVIDENCE_TOKENS = 3
 COMPLETE = ("stop", "length")
@@ -37,12 +39,14 @@ class StreamRun:
     Attributes:
         tokens: token ids in order. seconds: when each came, monotonic.
         finish_reason: None if it broke off. error: why, for people; empty if it did not.
+        candidates: for each token what it was chosen from, likeliest first; shorter where the gateway does not say.
     """
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
     finish_reason: str | None
     error: str = ""
+    candidates: tuple[tuple[Candidate, ...], ...] = ()
 
     @property
     def completed(self) -> bool:
@@ -71,6 +75,8 @@ class StreamVerdict:
 
     Attributes:
         usual_pause: longest one of the undisturbed round. first_difference: index of the first token that differs.
+        margin: how near the choice of that token was to another one, None where that is not known.
+        near_tie: tokens changed, and policy `exact` admits it: the first was chosen by less than plans may differ.
     """
 
     name: str
@@ -84,6 +90,8 @@ class StreamVerdict:
     longest_pause_milliseconds: float
     usual_pause_milliseconds: float
     error: str
+    margin: Margin | None = None
+    near_tie: bool = False
 
 
 def compare(wanted: Sequence[int], got: Sequence[int], *, completed: bool) -> Difference:
@@ -119,6 +127,9 @@ def verdict(spec: StreamSpec, reference: StreamRun, disturbed: StreamRun) -> Str
     """The verdict on one stream."""
     difference = compare(reference.tokens, disturbed.tokens, completed=disturbed.completed)
     pairs = enumerate(zip(reference.tokens, disturbed.tokens, strict=False))
+    shorter = min(len(reference.tokens), len(disturbed.tokens))
+    first = next((index for index, (wanted, got) in pairs if wanted != got), shorter)
+    margin = _margin(spec, reference, disturbed, first) if difference.changed else None
     return StreamVerdict(
         name=spec.name,
         mode=spec.mode,
@@ -127,13 +138,32 @@ def verdict(spec: StreamSpec, reference: StreamRun, disturbed: StreamRun) -> Str
         lost=difference.lost,
         repeated=difference.repeated,
         changed=difference.changed,
-        first_difference=next((index for index, (wanted, got) in pairs if wanted != got), None),
+        first_difference=None if difference == Difference() else first,
         longest_pause_milliseconds=disturbed.longest_pause_milliseconds,
         usual_pause_milliseconds=reference.longest_pause_milliseconds,
         error=disturbed.error,
+        margin=margin,
+        near_tie=margin is not None and margin.is_near_tie,
     )
 
 
+def _margin(spec: StreamSpec, reference: StreamRun, disturbed: StreamRun, position: int) -> Margin | None:
+    """Of the first token that differs; where one answer had ended, what the other one was chosen from says it."""
+    run = next((run for run in (reference, disturbed) if position < len(run.candidates)), None)
+    if run is None:
+        return None
+    candidates = run.candidates[position]
+    if spec.mode == "greedy":
+        return greedy_margin(candidates)
+    return sampled_margin(candidates, temperature=spec.temperature, seed=spec.seed, position=position)
+
+
 def noticed(verdicts: Sequence[StreamVerdict], policy: str) -> bool:
-    """Whether users noticed more than a pause: failed answers, lost or repeated tokens, under `exact` changed ones."""
-    return any(not one.completed or one.lost or one.repeated or (policy == "exact" and one.changed) for one in verdicts)
+    """Whether users noticed more than a pause: failed answers, lost or repeated tokens, under `exact` changed ones.
+
+    What changed at a near-tie does not count, nor what follows from it: `exact` does not promise it.
+    """
+    return any(
+        not one.completed or one.lost or one.repeated or (policy == "exact" and one.changed and not one.near_tie)
+        for one in verdicts
+    )

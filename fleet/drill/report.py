@@ -11,7 +11,18 @@ from fleet.drill.rehearsal import Report
 from fleet.observe.draining import Span
 from fleet.observe.event_rows import phases
 
-COLUMNS = ("stream", "tokens", "completed", "lost", "repeated", "changed", "longest pause ms", "usual ms", "error")
+COLUMNS = (
+    "stream",
+    "tokens",
+    "completed",
+    "lost",
+    "repeated",
+    "changed",
+    "near-tie",
+    "longest pause ms",
+    "usual ms",
+    "error",
+)
 DOES = {
     "kill": "kills the stage process of {box}; supervisord starts it again at once",
     "hang": "stops the stage process of {box} (SIGSTOP) and lets it go on after {seconds:g} s",
@@ -22,9 +33,9 @@ DOES = {
 
 def announcement(kind: Kind, span: Span | None, streams: int, seconds: float, *, box: str) -> str:
     """What will be done, and what users may notice."""
-    layers = "" if span is None else f", which serves layers {span.start}-{span.end - 1},"
+    layers = "" if span is None else f" (layers {span.start}-{span.end - 1})"
     does = DOES[kind].format(box=f"{box}{layers}", seconds=seconds)
-    lines = [f"This {does}, while {streams} answers of its own run."]
+    lines = [f"This {does}. Meanwhile {streams} answers of its own run."]
     if kind != "kill":
         lines.append("The box undoes that itself, even if this machine goes away.")
     lines.append(
@@ -43,6 +54,7 @@ def row(one: StreamVerdict) -> tuple[str, ...]:
         str(one.lost),
         str(one.repeated),
         str(one.changed),
+        "yes" if one.near_tie else "",
         f"{one.longest_pause_milliseconds:.0f}",
         f"{one.usual_pause_milliseconds:.0f}",
         one.error,
@@ -54,11 +66,16 @@ def lines(report: Report, box: str) -> list[str]:
     said = [f"{event.text or event.kind}: {phases(event)} ms" for event in report.switches if event.milliseconds]
     if not report.switches:
         said.append("no new plan was needed: nobody took the layers over")
+    for one in report.streams:
+        if one.margin is not None:
+            word = "a near-tie, which `exact` admits" if one.near_tie else "no near-tie"
+            said.append(f"{one.name}: another token at {one.first_difference}: {word} ({one.margin})")
     pause = max((one.longest_pause_milliseconds for one in report.streams), default=0.0)
     if report.noticed:
         said.append("users would have noticed failed, lost, repeated or changed output: see the table")
     else:
-        said.append(f"users would have noticed a pause of {pause:.0f} ms and nothing else")
+        but = " and another wording from a near-tie on" if any(one.near_tie for one in report.streams) else ""
+        said.append(f"users would have noticed a pause of {pause:.0f} ms{but or ' and nothing else'}")
     if report.whole_after_seconds is None:
         said.append(f"the site is not whole again: {report.missing}")
     else:

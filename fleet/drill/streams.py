@@ -6,13 +6,14 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 
 from fleet.drill.judge import StreamRun, StreamSpec
+from fleet.drill.near_tie import GREEDY_CANDIDATES, SAMPLED_TOP_K, Candidate
 from fleet.observe.site_access import Endpoint, connect_reason
 from fleet.observe.site_view import mapping, text
 
@@ -110,6 +111,13 @@ class Users:
             "temperature": spec.temperature,
             "seed": spec.seed,
             "return_token_ids": True,
+            # what a token was chosen from, so that a changed one can be judged
+            "logprobs": True,
+            **(
+                {"top_logprobs": GREEDY_CANDIDATES}
+                if spec.mode == "greedy"
+                else {"top_k": SAMPLED_TOP_K, "top_logprobs": SAMPLED_TOP_K + 1}
+            ),
         }
         url = f"{self._endpoint.url}/v1/chat/completions"
         async with self._session.post(url, json=body, server_hostname=self._endpoint.server_name) as response:
@@ -134,6 +142,7 @@ class _Recorder:
         self._on_text = on_text
         self.tokens: list[int] = []
         self.seconds: list[float] = []
+        self.candidates: list[tuple[Candidate, ...]] = []
         self.finish_reason: str | None = None
         self.error = ""
 
@@ -146,13 +155,15 @@ class _Recorder:
             new = choice.get("token_ids") or []
             self.tokens += new
             self.seconds += [now] * len(new)
+            self.candidates += _candidates(choice)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             piece = text(mapping(choice.get("delta")).get("content"))
             if self._on_text is not None and piece is not None:
                 self._on_text(piece)
 
     def done(self) -> StreamRun:
-        return StreamRun(tuple(self.tokens), tuple(self.seconds), self.finish_reason, self.error)
+        tokens, seconds, candidates = tuple(self.tokens), tuple(self.seconds), tuple(self.candidates)
+        return StreamRun(tokens, seconds, self.finish_reason, self.error, candidates)
 
 
 class _Progress:
@@ -190,6 +201,15 @@ async def users_of(endpoint: Endpoint, context: ssl.SSLContext, key: str, model:
         connector=connector, timeout=timeout, headers=headers, trust_env=False, read_bufsize=MAX_LINE_BYTES
     ) as session:
         yield Users(session, endpoint, model)
+
+
+def _candidates(choice: Mapping[str, Any]) -> list[tuple[Candidate, ...]]:
+    """What each token of a chunk was chosen from, likeliest first."""
+    content = mapping(choice.get("logprobs")).get("content")
+    return [
+        tuple(Candidate(other.get("token_id"), float(other["logprob"])) for other in entry["top_logprobs"])
+        for entry in (content if isinstance(content, list) else [])
+    ]
 
 
 def _message(raw: bytes) -> str:

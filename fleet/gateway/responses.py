@@ -146,7 +146,8 @@ class ChatShape(Shape):
 
     def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
         raw = self._vocabulary.token_bytes(token_id)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(raw)}
+        entry = {"token": raw.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(raw)}
+        return {**entry, "token_id": token_id} if self._token_ids else entry
 
 
 class CompletionShape(Shape):

@@ -151,7 +151,7 @@ async def test_nothing_is_broken_where_the_undisturbed_round_fails(drilled: Dril
 async def test_a_drill_needs_a_yes(drilled: Drilled) -> None:
     code, _, err = await drilled.drill("kill", "box1")
     assert (code, "next: add --yes" in err) == (2, True)
-    assert "kills the stage process of box1, which serves layers 0-9," in err
+    assert "kills the stage process of box1 (layers 0-9); supervisord" in err
     assert drilled.gateway.asked == []
 
 

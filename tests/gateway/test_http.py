@@ -213,6 +213,25 @@ async def test_a_time_out_after_bytes_is_an_event(directory: Path, pki: Pki, tok
     assert text.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_token_ids_of_what_could_have_been_chosen(
+    directory: Path, pki: Pki, tokenizer: Tokenizer, wanted: bool
+) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2}
+    async with (
+        running(directory, pki, {"main": ScriptedPipeline(says(tokenizer, "one two"))}) as gateway,
+        session(pki) as http,
+    ):
+        response = await http.post(f"{gateway.url}/v1/chat/completions", json={**body, "return_token_ids": wanted})
+        [choice] = (await response.json())["choices"]
+    content = choice["logprobs"]["content"]
+    chosen = [(entry.get("token_id"), [other.get("token_id") for other in entry["top_logprobs"]]) for entry in content]
+    if wanted:
+        assert chosen == [(token, [token, 3]) for token in choice["token_ids"]]
+    else:
+        assert set(map(str, chosen)) == {"(None, [None, None])"}
+
+
 async def test_a_gap_in_the_tokens_is_an_error_not_an_answer(directory: Path, pki: Pki, tokenizer: Tokenizer) -> None:
     pipeline = ScriptedPipeline(lambda request: [TokenEvent(0, 5), TokenEvent(2, 6)])
     async with running(directory, pki, {"main": pipeline}) as gateway, session(pki) as http:
