@@ -12,8 +12,8 @@ from stage_runtime.model.kv_cache import KvCache
 from stage_runtime.model.llama import Decoder, Head, Layer, Span
 
 # One untimed step pages code and weights in; 7 timed ones take a 135M model's layers and head about 70 ms in all. The
-# quickest counts, in time that the thread had a processor: a box starts many things at once, and a plan lives for months.
-# (While three stages of one two-core machine started together, wall-clock figures were up to ten times too long.)
+# quickest counts, in time that the thread had a processor: a box starts many things at once, and a plan lives for
+# months. (While three stages of a two-core machine started together, wall-clock figures were up to ten times too long.)
 TIMED_STEPS = 7
 
 

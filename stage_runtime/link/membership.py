@@ -24,7 +24,8 @@ class Register:
         incarnation: starts of the stage on this box, kept on its disk; a later start has a higher one.
         process_id: random, drawn at start: the same process dialling again is no second box.
         ring_port: where its ring listens; the host is the address that the coordinator sees.
-        committed_epoch: last epoch that it knows as committed. prepared_epoch: a later one that it voted for.
+        committed_epoch: last epoch that it knows as committed. prepared_epoch: a later one that it voted for, or that
+            it has at least heard of: it takes no older plan any more, so that number is never given out again.
         serving_epoch: epoch whose ring it runs now.
         memory_total_bytes: of the box (or its cgroup), what plans are judged by.
         layer_seconds: one decode step of one own layer, one row, the quickest of the warm-up. head_seconds: of the
