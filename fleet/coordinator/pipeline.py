@@ -28,6 +28,7 @@ from fleet.coordinator.planner import Planner
 from fleet.coordinator.reports import Reports
 from fleet.coordinator.routes import missing_text, route_of
 from fleet.coordinator.state import BoxState, GatewayState, Phases, members
+from fleet.coordinator.store import StoreError
 from fleet.coordinator.switching import Switching
 from fleet.planning.spec import PipelineSpec, Refusal
 from stage_runtime.link.frames import FrameType
@@ -60,7 +61,7 @@ class Pipeline:
         self.refusal: Refusal | None = None
         self.route: Route | None = None
         self._context = context
-        self._first_seen_at: float | None = None
+        self._first_seen_at: float | None = None  # by this coordinator, or since no box was seen
         thresholds = Thresholds(
             timing.hung_seconds, timing.ring_trouble_seconds, timing.redial_seconds, timing.dial_seconds
         )
@@ -94,6 +95,8 @@ class Pipeline:
     def lost(self, box: BoxState, silent_seconds: float) -> None:
         """Its link has ended, after so long a silence (0: it was closed)."""
         self._judging.lost(box, silent_seconds)
+        if not any(self._context.boxes[name].peer for name in self.spec.boxes):
+            self._first_seen_at = None  # the whole site lost power: the first box to be back waits for the others
         self._changed.set()
 
     def heartbeat(self, box: BoxState, heartbeat: Heartbeat) -> None:
@@ -147,7 +150,7 @@ class Pipeline:
         if box.name in members(self.switching.plan):
             rest = self._situation(self._context.clock.now()).boxes
             alive = frozenset(name for name, view in rest.items() if view.usable and name != box.name)
-            self._use_costs()
+            self._use_costs(self._context.clock.now())
             answer = await self.planner.think("merge", alive)
             if isinstance(answer, Refusal):
                 raise DrainRefused(answer)
@@ -162,12 +165,19 @@ class Pipeline:
         await self._set_drained(box, "undrain-requested", drained=False)
 
     async def _set_drained(self, box: BoxState, kind: str, *, drained: bool) -> None:
-        if box.record.drained != drained:
+        if not await self._context.store.works():
+            raise StoreError(self._context.store.refused)
+        before = box.record.drained
+        if before != drained:
             box.record = replace(box.record, drained=drained)
             self._context.keep(box)
             self._context.event(kind, f"{box.name}: asked by the operator", pipeline=self.spec.name, box=box.name)
             self._changed.set()
-        await self._context.store.commit()
+        try:
+            await self._context.store.commit()
+        except StoreError:
+            box.record = replace(box.record, drained=before)  # who asked hears that it is not so
+            raise
 
     # -- the driver ---------------------------------------------------------------------------------------------------
 
@@ -194,7 +204,7 @@ class Pipeline:
                 self.refusal, self._failing_since = None, None
             self._send_route()
             return True
-        if self._use_costs():
+        if self._use_costs(now):
             self._outlook_wanted.set()
         situation = self._situation(now)
         self._want_outlook(situation)
@@ -204,7 +214,7 @@ class Pipeline:
             return True
         if wanted is not None:
             answered = await self._answers(wanted)
-            if answered is None or self._act(conclude(situation, wanted, *answered), now):
+            if answered is None or await self._act(conclude(situation, wanted, *answered), now):
                 return True
         switching.check_drained(now)
         switching.repeat(now)
@@ -213,7 +223,10 @@ class Pipeline:
         self._send_route()
         return False
 
-    def _use_costs(self) -> bool:
+    def _use_costs(self, now: float) -> bool:
+        for box in (self._context.boxes[name] for name in self.spec.boxes):
+            if box.short_bytes and now >= box.short_until:
+                box.short_bytes = 0  # whatever took the memory may have gone: ask it again
         costs = {name: self._context.boxes[name].cost for name in self.spec.boxes}
         return self.planner.use(costs, self.switching.plan)
 
@@ -229,9 +242,11 @@ class Pipeline:
                 break
         return answers[0], answers[-1]
 
-    def _act(self, action: Action, now: float) -> bool:
+    async def _act(self, action: Action, now: float) -> bool:
         """Do it; True if a switch began."""
         if isinstance(action, Start):
+            if not await self._context.store.works():
+                return False  # its commit could not be written down; what serves is left alone meanwhile
             phases = Phases(now)
             if not action.planned and self._failing_since is None:
                 self._failing_since = self._judging.detected_since(now)
@@ -268,7 +283,7 @@ class Pipeline:
             )
         switch = switching.switch
         early = self._first_seen_at is None or now - self._first_seen_at < timing.settle_seconds
-        working = any(not self._context.boxes[name].condemned for name in members(switching.plan))
+        working = any(views[name].well and not views[name].condemned for name in members(switching.plan))
         return Situation(
             views,
             switching.plan,

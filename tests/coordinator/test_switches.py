@@ -235,3 +235,16 @@ async def test_boxes_that_boot_later_than_the_coordinator_are_all_in_the_first_p
         await made.connect("box1", "box3")
         await made.serving(boxes={"box1", "box2", "box3"})
         assert made.stages["box2"].count(Prepare) == 1
+
+
+async def test_after_a_power_cut_of_the_whole_site_the_first_box_waits_for_the_others(site: World) -> None:
+    before = len(await site.events("plan-committed"))
+    for stage in site.stages.values():
+        await stage.kill()
+    boxes = site.coordinator.context.boxes
+    await until(lambda: all(boxes[name].peer is None for name in site.stages), "all are lost")
+    await asyncio.sleep(site.config.timing.redial_seconds)  # so long that each counts as dead by itself
+    for name in site.stages:
+        await site.connect(name)
+    await site.serving(boxes={"box1", "box2", "box3"})
+    assert len(await site.events("plan-committed")) == before + 1
