@@ -155,7 +155,7 @@ def want(situation: Situation) -> Wanted | GiveUp | None:
     if lost or situation.fenced:
         if any(boxes[name].awaited and not boxes[name].condemned for name in members):
             return None  # whoever lives is to be in the new plan
-        reason = f"{_names(lost)} lost" if lost else "a switch that was not committed has stopped the ring"
+        reason = f"{_names(lost)} lost" if lost else "a box has stopped the ring"
         return Wanted("merge", working, usable, False, reason)
     if not situation.improvable or not all(boxes[name].well for name in members):
         return None  # a member that is cut off from the coordinator alone works on; nothing is moved behind its back

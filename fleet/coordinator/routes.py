@@ -33,7 +33,7 @@ def pipeline_state(
     if lost := [name for name in members(switching.plan) if boxes[name].condemned]:
         return "replanning", f"{', '.join(lost)} lost"
     if switching.fenced:
-        return "replanning", "a switch that was not committed has stopped the ring"
+        return "replanning", "a box has stopped the ring, e.g. for a switch that was not committed"
     return "serving", ""
 
 

@@ -41,6 +41,8 @@ CREATE TABLE IF NOT EXISTS boxes (name TEXT PRIMARY KEY, record TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY AUTOINCREMENT, unix_seconds REAL NOT NULL, kind TEXT NOT NULL,
     pipeline TEXT NOT NULL, box TEXT NOT NULL, text TEXT NOT NULL, milliseconds TEXT NOT NULL);
 """
+# Writes a page and leaves what is there.
+_TRIAL: Operation = ("INSERT OR REPLACE INTO boxes SELECT name, record FROM boxes LIMIT 1", ())
 
 
 class StoreError(Exception):
@@ -125,13 +127,16 @@ class Store:
 
     Attributes:
         set_aside: where a damaged database was moved; None: it was sound, or there was none.
+        refused: why the disk took nothing at the last write; empty if it did.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.set_aside: Path | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self.refused = ""
         self._pending: list[Operation] = []
+        self._reserved: dict[str, int] = {}  # not on the disk yet; a failed write must not lose it
         self._wanted = asyncio.Event()
         self._database: sqlite3.Connection | None = None
 
@@ -152,11 +157,21 @@ class Store:
         """Write all that is noted, durably.
 
         Raises:
-            StoreError: it could not be written; what was noted is lost.
+            StoreError: it could not be written; what was noted is lost, but for the epochs that are reserved.
         """
-        operations, self._pending = self._pending, []
-        if operations:
+        noted, self._pending = self._pending, []
+        reserved = dict(self._reserved)
+        reserve = "INSERT OR REPLACE INTO pipelines VALUES (?, ?)"
+        operations = [*noted, *((reserve, item) for item in reserved.items())]
+        if not operations:
+            return
+        try:
             await self._in_thread(lambda: self._write(operations))
+        except StoreError as error:
+            self.refused = str(error)
+            raise
+        self.refused = ""
+        self._reserved = {name: epoch for name, epoch in self._reserved.items() if reserved.get(name) != epoch}
 
     async def write_behind(self) -> None:
         """Write what is noted; runs until cancelled. What the disk refuses is logged: serving goes on without."""
@@ -179,15 +194,35 @@ class Store:
         self._thread.shutdown(wait=False)
 
     async def events(self, after: int, limit: int) -> list[Event]:
-        """Events with a higher id, oldest first; what was noted before this call is among them."""
-        await self.commit()
+        """Events with a higher id, oldest first; what was noted before this call is among them, if the disk took it.
+
+        Raises:
+            StoreError: they can't be read.
+        """
+        try:
+            await self.commit()
+        except StoreError as error:
+            log.error("%s", error)
         return await self._in_thread(lambda: self._events(after, limit))
 
     # -- what is written ----------------------------------------------------------------------------------------------
 
     def reserve(self, pipeline: str, epoch: int) -> None:
         """Note that epochs up to `EPOCHS_RESERVED` above this one may be given out."""
-        self.note("INSERT OR REPLACE INTO pipelines VALUES (?, ?)", pipeline, epoch + EPOCHS_RESERVED)
+        self._reserved[pipeline] = epoch + EPOCHS_RESERVED
+        self._wanted.set()
+
+    async def works(self) -> bool:
+        """Whether a durable write is possible now; the disk is asked only if it refused the last one."""
+        if self.refused:
+            try:
+                await self._in_thread(lambda: self._write([_TRIAL]))
+                await self.commit()
+            except StoreError as error:
+                self.refused = str(error)
+                return False
+            self.refused = ""
+        return True
 
     def epoch(self, pipeline: str, record: EpochRecord) -> None:
         """Note an epoch with its state; old ones go."""
@@ -277,10 +312,14 @@ class Store:
             raise StoreError(f"{self.path}: cannot write: {error}") from None
 
     def _events(self, after: int, limit: int) -> list[Event]:
-        rows = self._opened().execute(
-            "SELECT id, unix_seconds, kind, pipeline, box, text, milliseconds FROM events WHERE id > ? "
-            "ORDER BY id LIMIT ?",
-            (after, limit),
+        rows = (
+            self._opened()
+            .execute(
+                "SELECT id, unix_seconds, kind, pipeline, box, text, milliseconds FROM events WHERE id > ? "
+                "ORDER BY id LIMIT ?",
+                (after, limit),
+            )
+            .fetchall()
         )
         return [
             Event(kind, text, pipeline, box, json.loads(milliseconds), id=number, unix_seconds=when)

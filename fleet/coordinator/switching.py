@@ -11,12 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from fleet.coordinator.context import Context
+from fleet.coordinator.hold_down import MOST_DOUBLINGS
 from fleet.coordinator.reports import Reports
 from fleet.coordinator.state import BoxState, Draining, Phases, Serving, Switch, members
 from fleet.coordinator.store import EPOCHS_RESERVED, EpochRecord, StoreError
-from fleet.planning.cost import RESERVE_FRACTION, CostTable, Load
+from fleet.planning.cost import CostTable, Load
+from fleet.planning.heal import transition_missing
 from fleet.planning.plan import PipelinePlan
 from fleet.planning.spec import PipelineSpec
+from fleet.planning.whole import same_model
 from stage_runtime.link.frames import FrameType
 from stage_runtime.link.membership import Abort, Commit, Prepare, Register, Retire, Vote
 
@@ -29,7 +32,8 @@ class Switching:
 
     Attributes:
         serving: the committed epoch. draining: the one before, after a planned switch. switch: waits for votes.
-        fenced: members stopped the ring that serves for an epoch that was never committed.
+        fenced: a member runs no ring of the epoch that serves, and can't any more: e.g. it stopped that ring for an
+            epoch that was never committed.
         calm_after: no better split before then: a loss was mended just now.
         improve_after: no planned switch that only improves things before then: the last one failed.
     """
@@ -46,6 +50,7 @@ class Switching:
         self._reports = reports
         self._next_epoch = 1
         self._reserved = 0
+        self._failures = 0  # planned switches that failed since the last commit
 
     @property
     def epoch(self) -> int:
@@ -99,13 +104,13 @@ class Switching:
             self._post(box, FrameType.ABORT, Abort(register.prepared_epoch, reason), register.prepared_epoch)
         if serving is None:
             return
-        member = box.name in members(serving.record.plan)
-        if member and register.prepared_epoch > self.epoch != register.serving_epoch:
-            self.fenced = True
-        if member and register.committed_epoch < self.epoch == register.prepared_epoch:
-            self._post(box, FrameType.COMMIT, Commit(self.epoch), self.epoch)
-        elif member and register.committed_epoch == self.epoch:
-            serving.confirmed.add(box.name)
+        if box.name in members(serving.record.plan):
+            if register.committed_epoch < self.epoch == register.prepared_epoch:
+                self._post(box, FrameType.COMMIT, Commit(self.epoch), self.epoch)
+            elif register.serving_epoch == self.epoch:
+                serving.confirmed.add(box.name)
+            else:
+                self.fenced = True  # whatever it was that stopped its ring, nothing starts this one again
         last_live = self.draining.record.epoch if self.draining else self.epoch
         if 0 < register.serving_epoch < last_live:
             self._post(box, FrameType.RETIRE, Retire(last_live - 1, "a later plan serves"), last_live - 1)
@@ -135,14 +140,20 @@ class Switching:
         for name in switch.voters:
             self._post(self._context.boxes[name], FrameType.ABORT, Abort(epoch, reason[:500]), epoch)
         if switch.record.planned and switch.failed:
-            self.improve_after = self._context.clock.now() + self._context.config.timing.prepare_seconds
+            timing, doubled = self._context.config.timing, 2 ** min(self._failures, MOST_DOUBLINGS)
+            self.improve_after = self._context.clock.now() + min(
+                timing.prepare_seconds * doubled, max(timing.prepare_seconds, timing.hold_down_max_seconds)
+            )
+            self._failures += 1
         self._event("plan-aborted", f"epoch {epoch}: {reason}")
 
     def vote(self, box: BoxState, vote: Vote) -> None:
         """A vote came in."""
         switch = self.switch
         if switch is None or vote.epoch != switch.record.epoch or box.name not in switch.voters:
-            if vote.yes and vote.epoch == self.epoch:  # it prepared before its link broke, and votes again
+            if not vote.yes and 0 < vote.epoch == self.epoch and box.name in members(self.plan):
+                self.fenced = True  # so it answers a COMMIT of which its log knows nothing
+            elif vote.yes and vote.epoch == self.epoch:  # it prepared before its link broke, and votes again
                 self._post(box, FrameType.COMMIT, Commit(self.epoch), self.epoch)
             elif vote.yes and vote.epoch > self.epoch:
                 self._post(box, FrameType.ABORT, Abort(vote.epoch, "it was given up"), vote.epoch)
@@ -163,16 +174,21 @@ class Switching:
 
     def _refused(self, switch: Switch, box: BoxState, vote: Vote) -> None:
         switch.failed = f"{box.name} votes no: {vote.reason}"
-        stage = switch.record.plan.stage_of(box.name)
+        stage, timing = switch.record.plan.stage_of(box.name), self._context.config.timing
         usable = box.cost.usable_bytes
         if not vote.missing_bytes or stage is None or math.isinf(usable):
             self._unfit(switch, box, vote.reason)
             return
-        # the next plan must know what the box knows better: with this, the same range lacks just what it said
-        load = Load(self.spec.max_sequences, self.spec.max_tokens_per_sequence)
-        needed = CostTable(self.spec.cost, load).stage(box.cost, stage.start, stage.end).needed_bytes
-        slack = max(0, int(usable) - needed)
-        box.short_bytes += slack + math.ceil(vote.missing_bytes * (1 - RESERVE_FRACTION))
+        # The next plan must know what the box knows better. A stage compares with what is free, no reserve taken off:
+        # a range fits there once it needs less by all that was missing.
+        table = CostTable(self.spec.cost, Load(self.spec.max_sequences, self.spec.max_tokens_per_sequence))
+        slack = max(0, int(usable) - table.needed_bytes(stage.start, stage.end))
+        short = slack + vote.missing_bytes
+        if switch.record.planned and (own := self.plan and self.plan.stage_of(box.name)):
+            # two epochs at once don't fit; what it serves now does, and a merge must be able to count on that
+            short = min(short, max(0, int(usable) - table.needed_bytes(own.start, own.end)))
+        box.short_bytes += short
+        box.short_until = self._context.clock.now() + timing.hold_down_seconds
 
     def _unfit(self, switch: Switch, box: BoxState, reason: str) -> None:
         """It can't get ready: plans go without it for a while, unless it serves well now and this was a planned one."""
@@ -211,7 +227,7 @@ class Switching:
             return False
         now = context.clock.now()
         context.metrics.phases.labels("commit").observe(switch.phases.ended("commit", now))
-        self.switch, self.fenced = None, False
+        self.switch, self.fenced, self._failures = None, False, 0
         if before is not None and not record.planned:
             self.calm_after = now + context.config.timing.settle_seconds
         self.serving = Serving(
@@ -233,6 +249,8 @@ class Switching:
         self.retire_draining("a later plan serves")
         if before is not None and switch.record.planned:
             self._drain(before, now)
+            if self._cramped(before.plan, switch.record.plan):
+                self.retire_draining("memory does not hold the caches of two plans; what is open moves")
             return
         self._reports.forget_before(switch.record.epoch)
         for name in self.spec.boxes:
@@ -240,6 +258,11 @@ class Switching:
                 self._retire(self._context.boxes[name], switch.record.epoch - 1, switch.reason)
         if before is not None:
             self._event("plan-retired", f"epoch {before.epoch}: {switch.reason}")
+
+    def _cramped(self, old: PipelinePlan, new: PipelinePlan) -> bool:
+        """Whether a box of the new plan can't have both plans' caches full at once."""
+        costs = {name: self._context.boxes[name].cost for name in self.spec.boxes}
+        return same_model(self.spec, old) and bool(transition_missing(self.spec, old, new, costs))
 
     def committed(self, box: BoxState, epoch: int) -> None:
         """COMMITTED came."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -44,13 +45,18 @@ class ComputeThread:
 
     async def step(self, function: Callable[..., T], *arguments: object) -> T:
         """The same for a call that computes a micro-batch, or a part of one: it counts as progress."""
-        token, seconds = self.work.begin(), None
-        try:
-            result, seconds = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._timed, function, arguments
-            )
-        finally:
-            self.work.end(token, seconds)
+        loop, token = asyncio.get_running_loop(), self.work.begin()
+        call = self._executor.submit(self._timed, function, arguments)
+
+        def ended(call: Future[tuple[T, float]]) -> None:
+            done = not call.cancelled() and call.exception() is None
+            seconds = call.result()[1] if done else None
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+                loop.call_soon_threadsafe(self.work.end, token, seconds)
+
+        # whoever waits may be cancelled; the thread is hung until the call has ended, and the pulse must say so
+        call.add_done_callback(ended)
+        result, _ = await asyncio.wrap_future(call)
         return result
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class Control:
         self._news = asyncio.Event()
         self._outgoing: asyncio.Queue[Frame] | None = None  # while connected
         self._link: Link | None = None
-        self._reports: dict[str, LinkReport] = {}  # the latest of every neighbour
+        self._reports: dict[tuple[int, str], LinkReport] = {}  # the latest of every neighbour in every live ring
         self._leaving = ""
         self.changes = Changes()
         self._orders: dict[FrameType, Callable[[bytes], Awaitable[None]]] = {
@@ -122,9 +122,8 @@ class Control:
         log.info("the coordinator %s is connected", link.peer.box)
         self.changes.notify()
         self._send(FrameType.REGISTER, self._pulse.register(self._epochs))
-        for report in self._reports.values():
-            if report.epoch in self._epochs.live:
-                self._send(FrameType.LINK_REPORT, report)
+        for report in self._live_reports().values():
+            self._send(FrameType.LINK_REPORT, report)
         if self._leaving:
             self._send(FrameType.LEAVING, Leaving(self._leaving))
         orders: asyncio.Queue[Frame] = asyncio.Queue(ORDERS_QUEUED)
@@ -152,11 +151,19 @@ class Control:
 
     async def _obey(self, orders: asyncio.Queue[Frame]) -> None:
         while True:
-            frame = await orders.get()
+            order = asyncio.ensure_future(self._carry_out(await orders.get()))
             try:
-                await self._orders[frame.type](frame.body)
-            except PlanLogError as error:  # nothing was promised; the order comes again
-                log.error("%s can't be carried out: %s", frame.type.name, error)
+                await asyncio.shield(order)
+            except asyncio.CancelledError:
+                # the link is lost, but an order that is carried out by halves would leave a ring that nobody owns
+                await asyncio.gather(order, return_exceptions=True)
+                raise
+
+    async def _carry_out(self, frame: Frame) -> None:
+        try:
+            await self._orders[frame.type](frame.body)
+        except PlanLogError as error:  # nothing was promised; the order comes again
+            log.error("%s can't be carried out: %s", frame.type.name, error)
 
     @staticmethod
     async def _write(link: Link, outgoing: asyncio.Queue[Frame]) -> None:
@@ -183,8 +190,11 @@ class Control:
         self._send(FrameType.VOTE, vote)
 
     def _report(self, report: LinkReport) -> None:
-        self._reports[report.box] = report
+        self._reports = self._live_reports() | {(report.epoch, report.box): report}
         self._send(FrameType.LINK_REPORT, report)
+
+    def _live_reports(self) -> dict[tuple[int, str], LinkReport]:
+        return {key: report for key, report in self._reports.items() if report.epoch in self._epochs.live}
 
     async def _prepare(self, body: bytes) -> None:
         prepare = decode_control(Prepare, body)

@@ -43,6 +43,11 @@ class History:
         """The highest epoch that was ever heard of here."""
         return max(self.committed_epoch, self.prepared_epoch, self._fenced, self.retired_epoch, self._aborted)
 
+    @property
+    def later_epoch(self) -> int:
+        """The highest epoch above the committed one that was ever heard of here, prepared or not; else 0."""
+        return self.newest_epoch if self.newest_epoch > self.committed_epoch else 0
+
     def stage_in_force(self, expected: Expected) -> StagePlan | None:
         """This box's part of the committed plan, unless that is over, or the box has got another model since."""
         committed = self.committed

@@ -41,7 +41,7 @@ class Pulse:
             self.process_id,
             self.ring_port,
             history.committed_epoch,
-            history.prepared_epoch,
+            history.later_epoch,
             state.epoch,
             box_memory().total,
             self.layer_seconds,

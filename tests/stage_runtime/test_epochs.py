@@ -125,7 +125,8 @@ async def test_a_planned_switch_loses_no_token(site: StageSite, tied_model: Tiny
             heard = await reading
             assert heard.end is not None
             if heard.end.reason == "unavailable":  # else it had finished
-                assert "epoch 1 is retired" in heard.end.message
+                # its own RETIRE, or the links that a neighbour has closed for its: whichever comes first
+                assert "epoch 1 is retired" in heard.end.message or "the ring broke" in heard.end.message
                 heard.tokens = await go_on(new, wanted, heard.tokens)
             assert heard.tokens == tied_model.greedy(PROMPT, 200)
     await site.wait_kv_empty()
