@@ -10,20 +10,18 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet.gateway.entries import Entry, decode_entry
-from fleet.gateway.record import AdmissionRecord
-from stage_runtime.link.control import decode_control
-from stage_runtime.link.frames import FrameError
+from fleet.gateway.entries import Entry
+from fleet.gateway.rows import StoredStream, entry_of, stream_of
 
 log = logging.getLogger(__name__)
 
 JOURNAL_FILE = "journal.sqlite"
-JOURNAL_SCHEMA = 1
+JOURNAL_SCHEMA = 2
 LARGEST_JOURNAL_BYTES = 2**30
 """The file never grows beyond it; a full journal is treated like a full disk."""
 KEPT_WAL_BYTES = 16 * 2**20
@@ -31,10 +29,10 @@ VACUUM_PAGES = 4096
 _TABLES = """
 CREATE TABLE streams (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, record BLOB NOT NULL,
-    resume_seconds REAL NOT NULL, remaining_seconds REAL NOT NULL, ended INTEGER NOT NULL,
+    resume_seconds REAL NOT NULL, remaining_seconds REAL NOT NULL, length INTEGER,
     admitted_unix_seconds REAL NOT NULL, ended_unix_seconds REAL);
 CREATE TABLE entries (
-    stream INTEGER NOT NULL, number INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (stream, number)) WITHOUT ROWID;
+    stream INTEGER NOT NULL, number INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (stream, number)) WITHOUT ROWID;
 """
 
 
@@ -53,15 +51,13 @@ class Operation:
     frees: bool = False
 
 
-@dataclass(frozen=True)
-class StoredStream:
-    """A stream as the journal has it; `remaining_seconds` counts once it has ended."""
-
-    number: int
-    record: AdmissionRecord
-    resume_seconds: float
-    remaining_seconds: float
-    ended: bool
+def without(numbers: Set[int]) -> list[Operation]:
+    """Delete what belongs to no stream of these numbers: rows that damage has made unreachable."""
+    kept = f"({', '.join(str(int(number)) for number in numbers)})"
+    return [
+        Operation(f"DELETE FROM streams WHERE number NOT IN {kept}", [()], frees=True),  # noqa: S608 - integers
+        Operation(f"DELETE FROM entries WHERE stream NOT IN {kept}", [()], frees=True),  # noqa: S608
+    ]
 
 
 class JournalDatabase:
@@ -106,30 +102,31 @@ class JournalDatabase:
         Raises:
             OSError, sqlite3.Error: the file can't be opened or read.
         """
-        sql = "SELECT number, id, record, resume_seconds, remaining_seconds, ended FROM streams ORDER BY number"
+        sql = "SELECT number, record, resume_seconds, remaining_seconds, length FROM streams ORDER BY number"
         streams = []
-        for number, stream_id, record, resume_seconds, remaining_seconds, ended in self._open().execute(sql):
+        for row in self._open().execute(sql):
             try:
-                parsed = decode_control(AdmissionRecord, record)
-            except FrameError as error:
-                log.warning("%s: stream %s is left out: %s", self.path, stream_id, error)
-                continue
-            streams.append(StoredStream(number, parsed, resume_seconds, remaining_seconds, bool(ended)))
+                streams.append(stream_of(*row))
+            except ValueError as error:
+                log.warning("%s: stream number %r is left out: %s", self.path, row[0], error)
         return streams
 
     def entries(self, number: int) -> list[Entry]:
-        """The entries of a stream, in order, up to the first gap.
+        """The entries of a stream, in order, up to the first that is missing or not as it was written.
 
         Raises:
             OSError, sqlite3.Error: the file can't be opened or read.
-            ValueError: a row is no entry.
         """
         rows = self._open().execute("SELECT number, body FROM entries WHERE stream=? ORDER BY number", (number,))
         entries: list[Entry] = []
         for place, body in rows:
-            if place != len(entries):
+            try:
+                if place != len(entries):
+                    raise ValueError(f"entry {len(entries)} is missing")
+                entries.append(entry_of(number, place, body))
+            except ValueError as error:
+                log.warning("%s: stream number %d ends after %d entries: %s", self.path, number, len(entries), error)
                 break
-            entries.append(decode_entry(body))
         return entries
 
     def close(self) -> None:
@@ -153,6 +150,7 @@ class JournalDatabase:
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        connection.text_factory = lambda raw: raw.decode(errors="replace")  # damage is for the checksums to find
         try:
             self.path.chmod(0o600)
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -169,6 +167,9 @@ class JournalDatabase:
                 raise sqlite3.DatabaseError(f"schema {version}, expected {JOURNAL_SCHEMA}")
             elif (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise sqlite3.DatabaseError(found)
+        except UnicodeDecodeError as error:  # sqlite3's own message, which quotes a damaged schema
+            connection.close()
+            raise sqlite3.DatabaseError(f"its schema is no text: {error}") from None
         except BaseException:
             connection.close()
             raise

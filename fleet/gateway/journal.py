@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fleet.gateway.database import JournalDatabase, Operation, StoredStream
-from fleet.gateway.entries import Entry, encode_entry
-from stage_runtime.link.control import encode_control
+from fleet.gateway.database import JournalDatabase, Operation, without
+from fleet.gateway.entries import Entry
+from fleet.gateway.rows import StoredStream, entry_row, stream_row
 
 log = logging.getLogger(__name__)
 
@@ -44,16 +44,14 @@ class Journal:
 
         A journal that can't be read costs its streams, not the gateway: it says so in the log.
         """
-        loaded = []
         try:
-            for stream in self._database.streams():
-                try:
-                    loaded.append((stream, [] if stream.ended else self._database.entries(stream.number)))
-                except ValueError as error:
-                    log.warning("stream %s is left out: %s", stream.record.stream_id, error)
+            streams = self._database.streams()
+            made = {stream.number: self._database.entries(stream.number) for stream in streams if stream.length is None}
+            self._database.write(without({stream.number for stream in streams}))
         except TROUBLES as error:
             log.error("%s can't be read, its streams are lost: %s", self._database.path, error)
-        return loaded
+            return []
+        return [(stream, made.get(stream.number, [])) for stream in streams]
 
     async def run(self) -> None:
         """Write what is asked for; runs until cancelled, then writes the rest and closes the file."""
@@ -80,17 +78,8 @@ class Journal:
         written: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._ask(
             Operation(
-                "INSERT INTO streams VALUES (?, ?, ?, ?, ?, 0, ?, NULL)",
-                [
-                    (
-                        stream.number,
-                        stream.record.stream_id,
-                        encode_control(stream.record),
-                        stream.resume_seconds,
-                        stream.remaining_seconds,
-                        time.time(),
-                    )
-                ],
+                "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [stream_row(stream, time.time())],
                 durable=True,
             ),
             lambda error: None if written.done() else written.set_result(error),
@@ -100,13 +89,14 @@ class Journal:
 
     def append(self, number: int, first: int, entries: Sequence[Entry], done: Done) -> None:
         """Keep entries of a stream, the first of which has the place `first`."""
-        rows = [(number, first + place, encode_entry(entry)) for place, entry in enumerate(entries)]
-        self._ask(Operation("INSERT INTO entries VALUES (?, ?, ?)", rows), done)
+        rows = [entry_row(number, first + place, entry) for place, entry in enumerate(entries)]
+        # behind an entry that was lost others may lie, and what is computed again takes their places
+        self._ask(Operation("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", rows), done)
 
-    def end(self, number: int, remaining_seconds: float, done: Done) -> None:
-        """A stream has ended; the wall-clock time is kept for people and never read."""
-        sql = "UPDATE streams SET ended=1, remaining_seconds=?, ended_unix_seconds=? WHERE number=?"
-        self._ask(Operation(sql, [(remaining_seconds, time.time(), number)]), done)
+    def end(self, number: int, length: int, remaining_seconds: float, done: Done) -> None:
+        """A stream has ended with so many entries; the wall-clock time is kept for people and never read."""
+        sql = "UPDATE streams SET length=?, remaining_seconds=?, ended_unix_seconds=? WHERE number=?"
+        self._ask(Operation(sql, [(length, remaining_seconds, time.time(), number)]), done)
 
     def remain(self, remaining_seconds: Sequence[tuple[float, int]]) -> None:
         """Keep how long ended streams are still kept: (seconds, number of the stream)."""
@@ -127,7 +117,7 @@ class Journal:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, self._database.entries, number)
-        except (*TROUBLES, ValueError) as error:
+        except TROUBLES as error:
             raise JournalError(str(error)) from None
 
     def _ask(self, operation: Operation, done: Done) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fleet.gateway.answer import Answer
-from fleet.gateway.database import StoredStream
 from fleet.gateway.entries import Entry
 from fleet.gateway.errors import ApiError, gone, journal_full, overloaded, unavailable
 from fleet.gateway.generation import Generation, Keeper
@@ -18,6 +17,7 @@ from fleet.gateway.journal import Journal, JournalError
 from fleet.gateway.log import logger
 from fleet.gateway.metrics import GatewayMetrics
 from fleet.gateway.record import AdmissionRecord
+from fleet.gateway.rows import StoredStream
 
 TICK_SECONDS = 30.0
 """So often the time that ended streams have left is written down."""
@@ -125,8 +125,11 @@ class StreamRegistry:
         now = time.monotonic()
         for stored, entries in loaded:
             remaining = stored.remaining_seconds - min(TICK_SECONDS, stored.resume_seconds * START_SHARE)
-            answer = None if stored.ended else Answer(stored.record, entries)
-            stream = KeptStream(stored, answer, asked=len(entries), deadline=now + remaining if stored.ended else None)
+            if stored.length is None:
+                stream = KeptStream(stored, Answer(stored.record, entries), asked=len(entries))
+            else:
+                stream = KeptStream(stored, None, asked=stored.length, deadline=now + remaining)
+            answer = stream.answer
             if answer is not None:
                 generation = start(answer, StreamKeeper(stream, self._journal))
                 if generation is None:
@@ -147,7 +150,7 @@ class StreamRegistry:
         if len(self._streams) >= self._most:
             raise overloaded(f"{len(self._streams)} resumable streams are kept, at most {self._most} may be")
         record = answer.record
-        stored = StoredStream(secrets.randbits(62), record, resume_seconds, resume_seconds, ended=False)
+        stored = StoredStream(secrets.randbits(62), record, resume_seconds, resume_seconds)
         stream = KeptStream(stored, answer)
         self._streams[record.stream_id] = stream  # before the first wait: it counts
         try:
@@ -167,7 +170,7 @@ class StreamRegistry:
         """A stream for one more reader, who has to close it.
 
         Raises:
-            ApiError: 410 not kept, or not for this key; 429 too many read it; 503 the journal can't be read.
+            ApiError: 410 not kept, damaged, or not for this key; 429 too many read it; 503 the journal can't be read.
         """
         self._expire()
         stream = self._streams.get(stream_id)
@@ -188,6 +191,8 @@ class StreamRegistry:
     async def _from_journal(self, stream: KeptStream) -> Answer:
         answer = Answer(stream.stored.record, await self._journal.entries(stream.stored.number))
         answer.close()
+        if len(answer.entries) != stream.asked:
+            raise gone("the journal has lost a part of this stream", "stream_unknown")
         return answer
 
     def _gone(self, stream_id: str, key_name: str) -> ApiError:
@@ -219,7 +224,7 @@ class StreamRegistry:
                 self._journal.forget([stream.stored.number])
 
         if stream.journalled:
-            self._journal.end(stream.stored.number, stream.stored.resume_seconds, ended)
+            self._journal.end(stream.stored.number, stream.asked, stream.stored.resume_seconds, ended)
 
     def _expire(self) -> None:
         now = time.monotonic()

@@ -292,7 +292,7 @@ async def test_time_left_survives_restarts_and_no_clock_is_asked(
             if change:
                 connection.execute(change)
             found: tuple[float, int] = connection.execute(
-                "SELECT remaining_seconds, ended FROM streams WHERE id=?", (stream_id,)
+                "SELECT remaining_seconds, length IS NOT NULL FROM streams WHERE id=?", (stream_id,)
             ).fetchone()
         connection.close()
         return found
