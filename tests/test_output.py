@@ -13,8 +13,9 @@ import pytest
 from fleet.cli import main as entry
 from fleet.cli.output import print_table, short_path
 from fleet.observe.health import Answer, SiteAnswers
+from fleet.observe.site_view import MEMBER_COLUMNS, PLAN_COLUMNS
 from fleet.observe.status import PIPELINE_COLUMNS, STAGE_COLUMNS, site_status
-from tests.observe.test_status import AWAY, PIPELINE, READY, stage
+from tests.observe.test_status import AWAY, COORDINATOR, PIPELINE, READY, stage
 
 
 class Terminal(io.StringIO):
@@ -35,13 +36,16 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, *tables: tuple[str, Sequence[
 
 
 def test_the_status_of_a_site_fits_80_columns_and_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    away = site_status(SiteAnswers({"jetson-1": stage(), "pi-1": AWAY, "pi-2": stage(layers=[18, 30])}, READY))
+    stages = {"jetson-1": stage(), "pi-1": AWAY, "pi-2": stage(layers=[18, 30])}
+    away = site_status(SiteAnswers(stages, READY, COORDINATOR))
     gateway = {"state": "ready", "pipelines": {"main": {**PIPELINE, "model": "smollm2-135m"}}}
-    served = site_status(SiteAnswers({"box1": stage()}, Answer(gateway)))
+    served = site_status(SiteAnswers({"box1": stage()}, Answer(gateway), COORDINATOR))
     text = on_a_terminal(
         monkeypatch,
         ("stages", STAGE_COLUMNS, [row.cells() for row in away.stages]),
         ("pipelines", PIPELINE_COLUMNS, [row.cells() for row in served.pipelines]),
+        ("plans", PLAN_COLUMNS, [row.cells() for row in served.coordinator.plans]),
+        ("members", MEMBER_COLUMNS, [row.cells() for row in served.coordinator.members]),
     )
     assert max(map(len, text.splitlines())) <= 80
     for word in ("unreachable", "embedding", "weights", "packed", "18-29", "smollm2-135m", "2.5e-05"):

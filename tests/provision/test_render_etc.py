@@ -41,7 +41,7 @@ def test_stage_json_has_exactly_what_the_contract_says(inputs: RenderInputs) -> 
             "ring_handshake_seconds": 5.0,
             "ring_reconnect_seconds": 0.25,
             "ring_reconnect_max_seconds": 3.0,
-            "ring_ping_seconds": 0.2,
+            "ring_ping_seconds": 0.3,
             "ring_silence_least_seconds": 0.8,
             "ring_silence_seconds": 3.0,
             "ring_trouble_seconds": 2.0,
