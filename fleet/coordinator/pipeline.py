@@ -26,7 +26,7 @@ from fleet.coordinator.judge import Thresholds
 from fleet.coordinator.judging import Judging
 from fleet.coordinator.planner import Planner
 from fleet.coordinator.reports import Reports
-from fleet.coordinator.routes import missing_text, route_of
+from fleet.coordinator.routes import route_of
 from fleet.coordinator.state import BoxState, GatewayState, Phases, members
 from fleet.coordinator.store import StoreError
 from fleet.coordinator.switching import Switching
@@ -258,7 +258,7 @@ class Pipeline:
         if isinstance(action, Refuse):
             if self.refusal != action.refusal:
                 self.refusal = action.refusal
-                text = f"{action.reason}: {action.refusal.reason}{missing_text(action.refusal)}"
+                text = f"{action.reason}: {action.refusal.reason}"
                 self._context.event("plan-refused", text, pipeline=self.spec.name)
             return False
         if isinstance(action, LetGo):

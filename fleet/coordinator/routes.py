@@ -76,9 +76,3 @@ def missing_mebibytes(refusal: Refusal | None) -> dict[str, int]:
     """Box → MiB that it lacks, rounded up; boxes that lack nothing are left out."""
     missing = refusal.missing_bytes if refusal is not None else {}
     return {box: math.ceil(amount / MIB) for box, amount in missing.items() if amount}
-
-
-def missing_text(refusal: Refusal) -> str:
-    """The same as the end of a line."""
-    missing = missing_mebibytes(refusal)
-    return "".join(f"; {box} lacks {amount} MiB" for box, amount in missing.items())
