@@ -39,14 +39,20 @@ def events(*, inventory: Path, limit: int, box: str, after: int, follow: bool, o
 
     from fleet.cli.output import print_json, print_table
     from fleet.cli.site_verbs import coordinator
+    from fleet.errors import ExitCode, FleetError
     from fleet.inventory.loader import load_site
+    from fleet.inventory.problems import nearest
     from fleet.observe.event_rows import EVENT_COLUMNS, event_rows
 
     site_file = load_site(inventory, resolve_secrets=False)
+    boxes = list(site_file.site.boxes)
 
     async def run() -> list[Event]:
         async with coordinator(site_file, inventory) as reached:
             found = await reached.last_events(limit, after=after, box=box)
+            if box and not found and box not in boxes:  # one that has left the inventory may have events
+                message = f"{inventory}: no box {box}, and no event about one; {nearest(box, boxes)}"
+                raise FleetError(message, hint=f"fleet status -i {inventory}", exit_code=ExitCode.USAGE)
             if follow:
                 await _follow(reached, found, after, box, json_lines=output == "json")
             return found

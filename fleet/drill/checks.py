@@ -9,7 +9,7 @@ from typing import Any
 from fleet.drill.breaking import Kind
 from fleet.inventory.model import Role, Site
 from fleet.observe.coordinator import Event
-from fleet.observe.draining import span_of
+from fleet.observe.draining import span_of, switching_to
 from fleet.observe.health import Answer
 from fleet.observe.site_view import WELL_STATES, coordinator_view
 
@@ -87,8 +87,11 @@ def still_missing(document: Mapping[str, Any], box: str) -> str | None:
     plan = next((row for row in view.plans if row.pipeline == member.pipeline), None)
     if plan is None or plan.state != "serving":
         return f"pipeline {member.pipeline} is {'without plan' if plan is None else plan.state}"
-    if plan.switching or plan.degraded:
-        return f"pipeline {plan.pipeline}: {plan.switching or plan.degraded}"
+    epoch = switching_to(document, plan.pipeline)
+    if epoch is not None:  # without its seconds: every second would be news
+        return f"pipeline {plan.pipeline} switches to epoch {epoch}"
+    if plan.degraded:
+        return f"pipeline {plan.pipeline}: {plan.degraded}"
     return standing_by(box) if member.state == "standby" else None
 
 

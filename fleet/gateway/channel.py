@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from fleet.gateway.healing import HealingPipeline
-from fleet.gateway.routes import RouteStore
+from fleet.gateway.routes import RouteStore, decode_route
 from stage_runtime.link.backoff import Backoff
 from stage_runtime.link.connection import Link, LinkError
-from stage_runtime.link.control import decode_control, encode_control
+from stage_runtime.link.control import encode_control
 from stage_runtime.link.endpoints import BoxAddress, LinkSettings, dial
 from stage_runtime.link.frames import Frame, FrameError, FrameType
 from stage_runtime.link.membership import Drained, Route
@@ -85,7 +85,7 @@ class RouteChannel:
             frame = await link.receive()
             if frame.type is not FrameType.ROUTE:
                 raise FrameError(f"{frame.type.name} from the coordinator")
-            route = decode_control(Route, frame.body)
+            route = decode_route(frame.body)
             pipeline = self._pipelines.get(route.pipeline)
             if pipeline is None:
                 log.warning("a route for pipeline %.80r, which is not in gateway.json", route.pipeline)

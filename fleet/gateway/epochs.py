@@ -41,11 +41,13 @@ class EpochLink:
             async for event in events:
                 yield event
         finally:
-            if isinstance(events, AsyncGenerator):
-                await events.aclose()
-            self.open -= 1
-            if not self.open:
-                self._emptied()
+            try:
+                if isinstance(events, AsyncGenerator):
+                    await events.aclose()
+            finally:  # whoever is cancelled a second time in there is counted too: a switch waits for DRAINED
+                self.open -= 1
+                if not self.open:
+                    self._emptied()
 
 
 class EpochLinks:

@@ -20,6 +20,19 @@ ROUTES_SCHEMA = 1
 MAX_ROUTES_BYTES = 4 * 2**20
 
 
+def decode_route(body: bytes) -> Route:
+    """A route that can be followed.
+
+    Raises:
+        FrameError: no route, or one that serves without saying where.
+    """
+    route = decode_control(Route, body)
+    if route.state == "serving" and not (route.first_stage and route.host and 0 < route.port < 2**16):
+        where = f"{route.first_stage[:80]!r} at {route.host[:80]!r}, port {route.port}"
+        raise FrameError(f"Route body: pipeline {route.pipeline[:80]!r} serves under no address: {where}")
+    return route
+
+
 class RouteStore:
     """`routes.json` in a directory; written whole, fsynced and renamed, so a power cut leaves the old or the new one.
 
@@ -38,7 +51,7 @@ class RouteStore:
                 data = json.loads(file.read(MAX_ROUTES_BYTES))
             if not isinstance(data, dict) or data.get("schema") != ROUTES_SCHEMA:
                 raise ValueError(f"expected an object with schema {ROUTES_SCHEMA}")
-            routes = [decode_control(Route, json.dumps(route).encode()) for route in data["routes"]]
+            routes = [decode_route(json.dumps(route).encode()) for route in data["routes"]]
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, RecursionError, FrameError) as error:

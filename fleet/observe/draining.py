@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fleet.errors import ExitCode, FleetError
-from fleet.observe.coordinator import Coordinator
+from fleet.observe.coordinator import Coordinator, RefusedOrder
 from fleet.observe.health import Answer
 from fleet.observe.site_view import coordinator_view, integer, mapping, text
 
@@ -82,6 +82,12 @@ def taken_by(before: Span | None, after: Mapping[str, Any]) -> tuple[Span, ...]:
     return tuple(span for span in overlaps if span.start < span.end)
 
 
+def switching_to(document: Mapping[str, Any], pipeline: str) -> int | None:
+    """The epoch that a pipeline switches to now; None if to none."""
+    entry = mapping(mapping(document.get("pipelines")).get(pipeline))
+    return integer(mapping(entry.get("switching")).get("epoch"))
+
+
 def waits_for(document: Mapping[str, Any], box: str, order: Order) -> str | None:
     """What is still missing for an order to be carried out; None once it is.
 
@@ -93,8 +99,7 @@ def waits_for(document: Mapping[str, Any], box: str, order: Order) -> str | None
     said = f"{box} is {state}" + (f" ({reason})" if reason else "")
     if order == "undrain" and state in OUT_STATES:
         raise FleetError(f"{said}: it takes part again once it is back", hint=f"look at the box {box}: is it on?")
-    pipeline = mapping(mapping(document.get("pipelines")).get(text(entry.get("pipeline")) or ""))
-    epoch = integer(mapping(pipeline.get("switching")).get("epoch"))
+    epoch = switching_to(document, text(entry.get("pipeline")) or "")
     if epoch is not None:
         return f"{said}; switching to epoch {epoch}"
     if order == "undrain":
@@ -118,7 +123,10 @@ async def carry_out(
     was = _state(before, box)
     changed = was in ("drained", "draining") if order == "undrain" else was not in ("drained", "draining")
     start = time.monotonic()
-    answer = await coordinator.order(box, order)
+    try:
+        answer = await coordinator.order(box, order)
+    except RefusedOrder as error:
+        raise _with_a_way_out(error, before, box) from None
     after: Mapping[str, Any] = before
     if wait:
         after = await _wait(coordinator, box, order, seconds, report)
@@ -128,6 +136,17 @@ async def carry_out(
     own = span_of(after, box)
     spans = taken_by(span_of(before, box), after) if order == "drain" else ((own,) if own else ())
     return Outcome(box, state, text(entry.get("reason")) or "", changed, wait, took, spans if wait else ())
+
+
+def _with_a_way_out(error: RefusedOrder, before: Mapping[str, Any], box: str) -> RefusedOrder:
+    """The refusal of a drain; where other boxes are drained, the way out is to give one of them back."""
+    rows = coordinator_view(Answer(dict(before))).members
+    own = next((row.pipeline for row in rows if row.box == box), None)
+    out = [row.box for row in rows if row.pipeline == own and row.state in ("drained", "draining")]
+    if not out:
+        return error
+    message = f"{error.message}\n  drained already: {', '.join(out)}"
+    return RefusedOrder(message, error.missing_mebibytes, f"fleet undrain {out[0]}, and then try again")
 
 
 async def _wait(
@@ -162,6 +181,8 @@ def outcome_line(outcome: Outcome, order: Order) -> str:
         return f"{box} is {outcome.state}; the order stands, `fleet status` shows when it is carried out"
     if order == "undrain":
         does = f"serves layers {outcome.spans[0].start}-{outcome.spans[0].end - 1}" if spans else "stands by"
+        if not outcome.changed:
+            return f"{box} was not drained; it {does}"
         return f"{box} takes part again and {does}, after {outcome.seconds:.1f} s"
     if not outcome.changed:
         return f"{box} was drained already"

@@ -83,7 +83,7 @@ class PipelineClient:
                     self._lose(str(error))
                 await asyncio.sleep(backoff.next_seconds())
         finally:
-            self._lose("the gateway stops")
+            self._lose(f"the link to {self._first_stage.box} of epoch {self._epoch} is closed")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | FinishedEvent, None]:
         """Submit a sequence and yield its events; exactly one FinishedEvent, last.

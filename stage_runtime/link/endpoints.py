@@ -105,7 +105,7 @@ async def dial(settings: LinkSettings, peer: BoxAddress, own: Hello | None = Non
         raise LinkError(f"{peer}: certificate refused: {error.verify_message}", "unreachable") from None
     except OSError as error:
         raise LinkError(f"can't reach {peer}: {error.strerror or error}", "unreachable") from None
-    except UnicodeError as error:  # a host name that the resolver's IDNA codec refuses
+    except (ValueError, OverflowError) as error:  # a host name or a port that no resolver and no socket takes
         raise LinkError(f"can't reach {peer}: {error}", "unreachable") from None
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
     try:

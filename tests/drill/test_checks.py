@@ -63,7 +63,7 @@ def test_a_drill_begins_on_a_whole_site(found: dict[str, Any], message: str | No
             "box2 is held-down (12 s of hold-down left)",
         ),
         (document(plan={"degraded": "box2 is out"}), "pipeline main: box2 is out"),
-        (document(plan={"switching": SWITCHING}), "pipeline main: to epoch 4, planned, 1 s"),
+        (document(plan={"switching": SWITCHING}), "pipeline main switches to epoch 4"),
         (document(plan={"state": "replanning"}), "pipeline main is replanning"),
         ({}, "box2 is unknown"),
     ],

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from fleet.gateway.config import GatewayConfig, parse_config
 from fleet.gateway.healing import HealingPipeline
 from fleet.gateway.links import make_channel, make_pipelines
 from fleet.gateway.metrics import GatewayMetrics
-from fleet.gateway.routes import ROUTES_FILE, RouteStore
+from fleet.gateway.routes import ROUTES_FILE, RouteStore, decode_route
 from stage_runtime.link.connection import Link, LinkError, LinkTiming
 from stage_runtime.link.control import (
     PROTOCOL,
@@ -26,7 +27,7 @@ from stage_runtime.link.control import (
     encode_control,
 )
 from stage_runtime.link.endpoints import LinkServer, LinkSettings
-from stage_runtime.link.frames import Frame, FrameType
+from stage_runtime.link.frames import Frame, FrameError, FrameType
 from stage_runtime.link.membership import Drained, Route
 from stage_runtime.link.messages import (
     FinishedEvent,
@@ -242,6 +243,35 @@ def test_routes_that_can_not_be_read_are_none(tmp_path: Path, damage: bytes) -> 
     assert store.load() == {}
     store.save(route(5))
     assert RouteStore(tmp_path).load() == {"main": route(5)}
+
+
+NOWHERE: list[dict[str, Any]] = [
+    {"port": 0},
+    {"port": 65_536},
+    {"port": 2**63},
+    {"host": ""},
+    {"first_stage": ""},
+]
+
+
+@pytest.mark.parametrize("changes", NOWHERE)
+def test_a_route_to_nowhere_is_none(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Followed, it would end the process; kept, every start of it."""
+    RouteStore(tmp_path).save(route(5, **changes))
+    assert RouteStore(tmp_path).load() == {}
+    with pytest.raises(FrameError, match="serves under no address"):
+        decode_route(encode_control(route(5, **changes)))
+    assert decode_route(encode_control(route(5, state="refused", **changes))).state == "refused"
+
+
+@pytest.mark.parametrize("host", ["a\0b", "x" * 300, "\udcff", "..", "300.1.1.1"])
+async def test_a_host_that_is_none_is_a_link_that_is_not_there(directory: Path, pki: Pki, host: str) -> None:
+    async with wire(directory, pki) as site:
+        await until(lambda: site.coordinator.links)
+        await site.coordinator.say(FrameType.ROUTE, replace(site.route(3, "box1"), host=host))
+        await until(lambda: site.pipeline.status.reason not in ("not connected", "no route from the coordinator yet"))
+        await site.coordinator.say(FrameType.ROUTE, site.route(4, "box1"))
+        await until(lambda: site.pipeline.status.ready)
 
 
 def test_a_disk_that_takes_no_route_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.gateway.epochs import EpochLink
 from fleet.gateway.healing import HealingPipeline, HealingTiming
 from stage_runtime.link.membership import Route
 from stage_runtime.link.messages import (
@@ -244,6 +245,36 @@ async def test_a_planned_switch_lets_open_sequences_finish_where_they_are() -> N
         site.stages[1].say(FinishedEvent("stop"))
         assert (await new)[-1] == FinishedEvent("stop")
     assert site.counts.interruptions == 0
+
+
+async def test_a_consumer_that_is_cancelled_twice_is_not_counted_for_ever() -> None:
+    """A handler that is cancelled while it cancels: the switch waits for DRAINED, which waits for this count."""
+
+    class Congested(Stage):
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+            try:
+                yield TokenEvent(0, 50)
+                await asyncio.Event().wait()
+            finally:
+                self.stopped = True
+                await asyncio.Event().wait()  # CANCEL goes down a link that takes nothing
+
+    stage, emptied = Congested(3, lambda: None), asyncio.Event()
+    link = EpochLink(route(3), stage, emptied.set)
+
+    async def consume() -> None:
+        async with aclosing(link.generate(request())) as events:
+            async for _ in events:
+                pass
+
+    task = asyncio.ensure_future(consume())
+    await until(lambda: link.open)
+    task.cancel()
+    await until(lambda: stage.stopped)
+    assert link.open == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (link.open, emptied.is_set()) == (0, True)
 
 
 async def test_what_a_planned_switch_cuts_off_moves_too() -> None:

@@ -108,6 +108,27 @@ async def test_a_drain_that_does_not_fit_shows_what_each_box_lacks(site: Site) -
     assert "next: add a box" in err
 
 
+async def test_where_others_are_drained_already_one_of_them_is_the_way_out(site: Site) -> None:
+    before = document("serving", without_box2=False)
+    before["boxes"]["box1"] = {**member("drained"), "pipeline": before["boxes"]["box2"]["pipeline"]}
+    coordinator = ScriptedCoordinator(before, on_order=lambda box, what: (409, {"error": "none is there"}))
+    async with serving(coordinator, site.pki) as port:
+        site.write_endpoints(coordinator_port=port)
+        code, _, err = await fleet("drain", "box2", "-i", str(site.inventory))
+    assert code == 1
+    assert "box2 is not drained: none is there\n  drained already: box1\n  next: fleet undrain box1" in err
+
+
+async def test_undrain_of_a_box_that_was_not_drained_says_so(site: Site) -> None:
+    coordinator = ScriptedCoordinator(
+        upcoming=[document("serving", without_box2=False)], on_order=lambda box, what: (202, member("serving"))
+    )
+    async with serving(coordinator, site.pki) as port:
+        site.write_endpoints(coordinator_port=port)
+        code, out, _ = await fleet("undrain", "box2", "-i", str(site.inventory))
+    assert (code, out) == (0, "box2 was not drained; it serves layers 10-19\n")
+
+
 async def test_a_name_that_is_no_stage_box_is_refused_before_anyone_is_asked(site: Site) -> None:
     code, _, err = await fleet("drain", "bx2", "-i", str(site.inventory))
     assert (code, 'no pipeline has a box bx2; did you mean "box2"?' in err) == (2, True)

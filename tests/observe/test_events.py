@@ -64,6 +64,18 @@ async def test_the_last_events_newest_last(site: Site) -> None:
         assert len(out.splitlines()) == 2
 
 
+async def test_a_box_that_nobody_knows_is_named(site: Site) -> None:
+    coordinator = ScriptedCoordinator(events=[event(1, box="box9")])
+    async with serving(coordinator, site.pki) as port:
+        site.write_endpoints(coordinator_port=port)
+        code, out, err = await fleet("events", "-i", str(site.inventory), "--box", "bx2")
+        assert (code, out) == (2, "")
+        assert 'no box bx2, and no event about one; did you mean "box2"?' in err
+        for box, lines in (("box2", 1), ("box9", 2)):  # one without events, one that the inventory has no more
+            code, out, _ = await fleet("events", "-i", str(site.inventory), "--box", box)
+            assert (code, len(out.splitlines())) == (0, lines)
+
+
 async def test_follow_prints_what_comes(site: Site) -> None:
     coordinator = ScriptedCoordinator(events=[event(1)])
     async with serving(coordinator, site.pki) as port:
