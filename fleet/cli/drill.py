@@ -94,6 +94,13 @@ class _Wanted:
         return f"fleet status -i {self.inventory}"
 
     @property
+    def whole_again_seconds(self) -> float:
+        """The longest wait for a site that becomes whole by itself."""
+        timing = self.site_file.site.timing
+        back = timing.hold_down_max_seconds + timing.settle_seconds
+        return back + timing.prepare_seconds + timing.switch_drain_seconds + MARGIN_SECONDS
+
+    @property
     def pipeline(self) -> str:
         """The pipeline of the box."""
         pipelines = self.site_file.site.pipelines
@@ -101,14 +108,24 @@ class _Wanted:
 
 
 async def _look(wanted: _Wanted) -> dict[str, Any]:
-    """Refuse what can't be rehearsed now; the coordinator's document otherwise."""
+    """Refuse what can't be rehearsed now, after a wait for what passes; the coordinator's document otherwise."""
+    import asyncio
+    import time
+
+    from fleet.cli.output import progress
     from fleet.cli.site_verbs import coordinator
     from fleet.drill.checks import inventory_refusal, site_refusal
+    from fleet.drill.rehearsal import POLL_SECONDS
     from fleet.errors import FleetError
 
-    site = wanted.site_file.site
-    refusal = inventory_refusal(site, wanted.pipeline, wanted.box, wanted.kind, wanted.streams)
-    if refusal is None:
+    said, started = "", time.monotonic()
+    refusal = inventory_refusal(wanted.site_file.site, wanted.pipeline, wanted.box, wanted.kind, wanted.streams)
+    while refusal is None or (refusal.passes and time.monotonic() - started < wanted.whole_again_seconds):
+        if refusal is not None:
+            if refusal.message != said:
+                said = refusal.message
+                progress(f"waiting for a whole site, at most {wanted.whole_again_seconds:.0f} s: {said}")
+            await asyncio.sleep(POLL_SECONDS)
         async with coordinator(wanted.site_file, wanted.inventory) as reached:
             document = await reached.site()
         refusal = site_refusal(document, wanted.box, wanted.status)
@@ -169,15 +186,14 @@ async def _rehearse(wanted: _Wanted, screen: _Screen) -> Report:
     gateway = load_endpoints(site_file).gateway
     if gateway is None:
         raise FleetError(f"{wanted.inventory}: the site has no gateway to ask", hint="give a box the role gateway")
-    pipeline, timing = site_file.site.pipelines[wanted.pipeline], site_file.site.timing
-    back = timing.hold_down_max_seconds + timing.settle_seconds + timing.prepare_seconds + timing.switch_drain_seconds
+    pipeline = site_file.site.pipelines[wanted.pipeline]
     rehearsal = Rehearsal(
         box=wanted.box,
         pipeline=wanted.pipeline,
         policy=pipeline.policy,
         specs=specs(wanted.streams, min(ANSWER_TOKENS, pipeline.max_tokens_per_sequence // 2)),
         lasts_seconds=wanted.seconds,
-        longest_seconds=wanted.seconds + back + MARGIN_SECONDS,
+        longest_seconds=wanted.seconds + wanted.whole_again_seconds,
         status=wanted.status,
         report=screen.line,
         on_text=screen.text,

@@ -15,14 +15,21 @@ from fleet.observe.site_view import WELL_STATES, coordinator_view
 
 CUTS = ("power-cut", "link-cut")
 SERVED = "plan-serving"
+COMING_STATES = ("returning", "held-down")
+"""A box in one of these takes part again by itself."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why there is no drill now, and the next step."""
+    """Why there is no drill now, and the next step.
+
+    Attributes:
+        passes: it will end by itself; whoever wants the drill may wait for it.
+    """
 
     message: str
     hint: str
+    passes: bool = False
 
 
 def inventory_refusal(site: Site, pipeline: str, box: str, kind: Kind, streams: int) -> Refusal | None:
@@ -57,13 +64,18 @@ def site_refusal(document: Mapping[str, Any], box: str, status: str) -> Refusal 
     plan = next((row for row in view.plans if row.pipeline == member.pipeline), None)
     if plan is None or plan.state != "serving":
         state = "has no plan" if plan is None else f"is {plan.state} ({plan.note})"
-        return Refusal(f"pipeline {member.pipeline} {state}", status)
+        passes = plan is not None and plan.state == "replanning"
+        return Refusal(f"pipeline {member.pipeline} {state}", status, passes)
     out = [row for row in view.members if row.pipeline == member.pipeline and row.state not in WELL_STATES]
     if out:
         rows = ", ".join(f"{row.box} is {row.state}" for row in out)
-        return Refusal(f"{rows}: a drill begins on a whole site", f"{status}; then fleet undrain, or wait")
-    if plan.switching:
-        return Refusal(f"pipeline {plan.pipeline} is switching: {plan.switching}", f"wait for its end: {status}")
+        coming = all(row.state in COMING_STATES for row in out)
+        message = f"{rows}: a drill begins on a whole site"
+        return Refusal(message, f"{status}; then fleet undrain, or wait", passes=coming)
+    epoch = switching_to(document, plan.pipeline)
+    if epoch is not None:
+        message = f"pipeline {plan.pipeline} switches to epoch {epoch}"
+        return Refusal(message, f"wait for its end: {status}", passes=True)
     if box in plan.cannot_lose:
         return Refusal(
             f"no plan fits without {box}: its loss would stop pipeline {plan.pipeline} until it is back",

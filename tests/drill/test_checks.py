@@ -35,7 +35,7 @@ SWITCHING = {"epoch": 4, "planned": True, "since_seconds": 1.0, "waiting_for": [
         (document(plan={"unsurvivable": ["box2"]}), "no plan fits without box2"),
         (document("box3", state="dead"), "box3 is dead: a drill begins on a whole site"),
         (document("box2", state="held-down"), "box2 is held-down"),
-        (document(plan={"switching": SWITCHING}), "pipeline main is switching: to epoch 4"),
+        (document(plan={"switching": SWITCHING}), "pipeline main switches to epoch 4"),
         (document(plan={"state": "refused", "reason": "no memory"}), r"pipeline main is refused \(no memory\)"),
         (document(plan={"stages": [{"box": "box1", "layers": [0, 30]}]}), "box2 stands by and serves no layers"),
         ({**document(), "boxes": {"box1": member()}}, "the coordinator knows no box box2"),
@@ -51,6 +51,25 @@ def test_a_drill_begins_on_a_whole_site(found: dict[str, Any], message: str | No
     assert refusal is not None
     assert re.search(message, refusal.message)
     assert refusal.hint
+
+
+@pytest.mark.parametrize(
+    ("found", "passes"),
+    [
+        (document("box2", state="held-down"), True),
+        (document("box3", state="returning"), True),
+        (document("box3", state="drained"), False),
+        (document("box3", state="dead"), False),
+        (document(plan={"switching": SWITCHING}), True),
+        (document(plan={"state": "replanning"}), True),
+        (document(plan={"state": "refused"}), False),
+        (document(plan={"unsurvivable": ["box2"]}), False),
+    ],
+)
+def test_what_ends_by_itself_is_worth_a_wait(found: dict[str, Any], passes: bool) -> None:
+    refusal = site_refusal(found, "box2", "fleet status")
+    assert refusal is not None
+    assert refusal.passes == passes
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,20 @@ async def test_nothing_is_broken_where_the_undisturbed_round_fails(drilled: Dril
     assert supervisor.programs()["stage"]["pid"] == before
 
 
+async def test_a_switch_under_way_is_waited_for(drilled: Drilled) -> None:
+    """After a provisioning the planner may still spread the layers: no reason to fail."""
+    main = drilled.coordinator.document["pipelines"]["main"]
+    for epoch in (4, 5):
+        seconds = 0.5 * (epoch - 4)
+        switching = {"epoch": epoch, "planned": True, "since_seconds": seconds, "waiting_for": ["box1"]}
+        asyncio.get_running_loop().call_later(seconds, main.update, {"switching": switching})
+    asyncio.get_running_loop().call_later(4.0, main.update, {"switching": None})
+    code, _, err = await drilled.drill("kill", "box1")
+    assert (code, "next: add --yes" in err) == (2, True)
+    assert "waiting for a whole site, at most " in err
+    assert "pipeline main switches to epoch 5" in err
+
+
 async def test_a_drill_needs_a_yes(drilled: Drilled) -> None:
     code, _, err = await drilled.drill("kill", "box1")
     assert (code, "next: add --yes" in err) == (2, True)
