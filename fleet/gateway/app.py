@@ -78,7 +78,8 @@ class Gateway:
                 web.get("/v1/models/{model}", self.model),
                 web.post("/v1/chat/completions", self.chat),
                 web.post("/v1/completions", self.completions),
-                web.get("/v1/streams/{stream}", self.answering.resume),
+                # no HEAD: events are written as they come, and a body would be taken for the next answer
+                web.get("/v1/streams/{stream}", self.answering.resume, allow_head=False),
             ]
         )
         return application

@@ -263,6 +263,19 @@ async def test_another_key_learns_nothing(directory: Path, pki: Pki, tokenizer: 
     assert theirs[0] == 410
 
 
+async def test_other_methods_leave_the_connection_in_order(directory: Path, pki: Pki, tokenizer: Tokenizer) -> None:
+    async with (
+        running(directory, pki, {"main": ScriptedPipeline(says(tokenizer, "x"))}) as gateway,
+        session(pki) as http,
+    ):
+        response = await start(http, gateway)
+        stream_id, raw = response.headers["Fleet-Stream-Id"], await response.read()
+        for method in ("HEAD", "DELETE", "POST", "PUT"):
+            async with http.request(method, f"{gateway.url}/v1/streams/{stream_id}") as refused:
+                assert refused.status == 405
+            assert await get(http, gateway, stream_id) == (200, raw)
+
+
 async def test_readers_are_bounded(directory: Path, pki: Pki, tokenizer: Tokenizer) -> None:
     model = Gated(tokenizer)
     async with running(directory, pki, {"main": ScriptedPipeline(model.script)}) as gateway, session(pki) as http:
