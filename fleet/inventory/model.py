@@ -182,7 +182,7 @@ class Gateway(Section):
     )
     max_queued_requests: int = Field(default=64, ge=0, description="more are answered 429")
     request_timeout_seconds: Seconds = Field(default=600.0, description="whole answer, then cancelled")
-    first_token_timeout_seconds: Seconds = Field(default=120.0, description="then 504; time without a plan does not count")
+    first_token_timeout_seconds: Seconds = Field(default=120.0, description="then 504; time without a plan left out")
     replan_wait_seconds: Seconds = Field(
         default=120.0, description="an answer waits so long for a plan that can compute it, then 503"
     )
