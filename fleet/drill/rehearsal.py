@@ -86,6 +86,21 @@ class Rehearsal:
         self._judge_reference(reference)
         last = max((event.id for event in await coordinator.last_events(1)), default=0)
         breaker = await asyncio.to_thread(arm)
+        try:
+            return await self._disturb(users, coordinator, breaker, reference, last)
+        except asyncio.CancelledError:  # Ctrl-C
+            within = f" within {self.lasts_seconds:g} s" if self.lasts_seconds else ""
+            self.report(f"{self.box} may still be broken; it heals itself{within}")
+            raise
+
+    async def _disturb(
+        self, users: Users, coordinator: Coordinator, breaker: Breaker, reference: Sequence[StreamRun], last: int
+    ) -> Report:
+        """Break the box in mid-answer and see it back.
+
+        Args:
+            last: id of the last event before.
+        """
         struck: list[tuple[float, str]] = []
 
         async def strike() -> None:

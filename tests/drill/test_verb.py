@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,9 +17,9 @@ from fleet.inventory.sitefile import SiteFile
 from fleet.provision.agent.rpc import SupervisorRpc
 from fleet.provision.state_directory import site_lock
 from stage_runtime.link.tls import TlsIdentity
-from tests.drill.conftest import until
+from tests.drill.conftest import process_state, until
 from tests.gateway.site import KEY, Pki, make_pki
-from tests.observe.conftest import fleet
+from tests.observe.conftest import fleet, start
 from tests.observe.coordinator import ScriptedCoordinator, serving
 
 PHASES = {"detect": 12, "plan": 1, "prepare": 30, "commit": 4, "ring": 80}
@@ -160,6 +161,20 @@ async def test_a_switch_under_way_is_waited_for(drilled: Drilled) -> None:
     assert (code, "next: add --yes" in err) == (2, True)
     assert "waiting for a whole site, at most " in err
     assert "pipeline main switches to epoch 5" in err
+
+
+async def test_ctrl_c_says_that_the_box_heals_itself(drilled: Drilled, supervisor: SupervisorRpc) -> None:
+    stage = supervisor.programs()["stage"]["pid"]
+    process = await start("drill", "hang", "box1", "--yes", "--seconds", "4", "-i", str(drilled.site_file.file))
+    assert process.stderr is not None
+    while b"stopped the stage" not in await process.stderr.readline():
+        pass
+    assert process_state(stage) == "T"
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert process.returncode == 130
+    assert b"box1 may still be broken; it heals itself within 4 s" in err
+    until(lambda: process_state(stage) == "S", "the stage goes on")
 
 
 async def test_a_drill_needs_a_yes(drilled: Drilled) -> None:
