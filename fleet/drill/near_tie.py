@@ -40,7 +40,7 @@ class Margin:
     """How much would have had to differ for another token, and how much `exact` allows. The same unit for both.
 
     Attributes:
-        unit: "logit" (greedy; and which tokens `top_k` keeps) or "probability" (the bound of a draw).
+        unit: "logit" (greedy) or "probability" (the distance of a draw from the bound between two tokens).
     """
 
     value: float
@@ -77,15 +77,29 @@ def sampled_margin(candidates: Sequence[Candidate], *, temperature: float, seed:
     kept, outside = candidates[:SAMPLED_TOP_K], candidates[SAMPLED_TOP_K : SAMPLED_TOP_K + 1]
     if not outside or any(candidate.token_id is None for candidate in kept):
         return None
-    edge = Margin(kept[-1].logprob - outside[0].logprob, 2 * EXACT_DIFFERENCE, "logit")
-    if edge.is_near_tie:  # another set of tokens may have been drawn from
-        return edge
     in_order = sorted(kept, key=lambda candidate: candidate.token_id or 0)
-    weights = [math.exp((candidate.logprob - kept[0].logprob) / temperature) for candidate in in_order]
-    bounds = [bound / sum(weights) for bound in accumulate(weights)][:-1]
+    weights = [_weight(candidate, kept[0], temperature) for candidate in in_order]
+    total = sum(weights)
+    # where another token may come in from outside, every bound may move by its share too
+    edge = kept[-1].logprob - outside[0].logprob <= 2 * EXACT_DIFFERENCE
+    share = _weight(kept[-1], kept[0], temperature) * math.exp(2 * EXACT_DIFFERENCE / temperature) if edge else 0.0
     drawn = uniform(seed, position)
-    # logits that are off by δ each way move a cumulative probability c by 2δ/T · c(1 − c), at most half a δ/T
-    return Margin(min(abs(drawn - bound) for bound in bounds), EXACT_DIFFERENCE / (2 * temperature), "probability")
+    margins = [
+        Margin(abs(drawn - bound / total), _shift(bound / total, temperature) + share / total, "probability")
+        for bound in list(accumulate(weights))[:-1]
+    ]
+    return min(margins, key=lambda margin: margin.value - margin.allowed)
+
+
+def _weight(candidate: Candidate, likeliest: Candidate, temperature: float) -> float:
+    return math.exp((candidate.logprob - likeliest.logprob) / temperature)
+
+
+def _shift(bound: float, temperature: float) -> float:
+    """How far a cumulative probability moves if all logits below it are off by δ one way, and all above the other."""
+    odds = math.exp(2 * EXACT_DIFFERENCE / temperature)
+    up, down = bound * odds / (1 - bound + bound * odds), bound / (bound + (1 - bound) * odds)
+    return max(up - bound, bound - down)
 
 
 def uniform(seed: int, position: int) -> float:
