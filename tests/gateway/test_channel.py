@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fleet.gateway.channel import RouteChannel
 from fleet.gateway.config import GatewayConfig, parse_config
@@ -272,6 +275,21 @@ async def test_a_host_that_is_none_is_a_link_that_is_not_there(directory: Path, 
         await until(lambda: site.pipeline.status.reason not in ("not connected", "no route from the coordinator yet"))
         await site.coordinator.say(FrameType.ROUTE, site.route(4, "box1"))
         await until(lambda: site.pipeline.status.ready)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.binary(max_size=4)), min_size=1, max_size=4))
+def test_whatever_bytes_change_in_the_routes_they_are_read_or_not_used(changes: list[tuple[int, bytes]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        RouteStore(Path(name)).save(route(5, missing_mebibytes={"box1": "12"}))
+        file = Path(name) / ROUTES_FILE
+        data = bytearray(file.read_bytes())
+        for place, content in changes:
+            at = place % len(data)
+            data[at : at + len(content) or at + 1] = content
+        file.write_bytes(data)
+        for found in RouteStore(Path(name)).load().values():
+            assert found.state != "serving" or 0 < found.port < 2**16
 
 
 def test_a_disk_that_takes_no_route_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

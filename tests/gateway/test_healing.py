@@ -98,16 +98,27 @@ class Stage:
                 self.cancelled.append(request.sequence_id)
 
 
+class DialledStage(Stage):
+    """Ready once its link runs, as a real one."""
+
+    async def run(self) -> None:
+        self.status = READY
+        self.changed()
+        await super().run()
+
+
 @dataclass
 class Site:
     """A pipeline and the first stages that it connected to."""
 
     stages: list[Stage] = field(default_factory=list)
+    dialled: bool = False
     counts: Counts = field(default_factory=Counts)
 
     def make(self, replan_wait: float = 5.0) -> HealingPipeline:
         def connect(route: Route, changed: Callable[[], None]) -> Pipeline:
-            self.stages.append(Stage(route.epoch, changed))
+            made = DialledStage(route.epoch, changed, PipelineStatus()) if self.dialled else Stage(route.epoch, changed)
+            self.stages.append(made)
             return self.stages[-1]
 
         timing = HealingTiming(replan_wait, first_retry=0.001, longest_retry=0.004)
@@ -275,6 +286,30 @@ async def test_a_consumer_that_is_cancelled_twice_is_not_counted_for_ever() -> N
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert (link.open, emptied.is_set()) == (0, True)
+
+
+async def test_a_plan_that_flaps_leaves_no_links_behind() -> None:
+    """Hundreds of routes of all kinds under two open sequences: each goes on, and every link but the last is closed."""
+    site = Site(dialled=True)
+    async with running(site.make()) as pipeline:
+        pipeline.apply(route(1))
+        consumers = [asyncio.ensure_future(collect(pipeline, request())) for _ in range(2)]
+        await until(lambda: site.stages and len(site.stages[0].requests) == 2)
+        for epoch in range(2, 402):
+            kind = epoch % 4
+            state = "serving" if kind < 3 else ("replanning", "refused", "none")[epoch % 3]
+            pipeline.apply(route(epoch, state=state, planned=kind == 1, first_stage=f"box{epoch % 3}"))
+            for _ in range(epoch % 5):
+                await asyncio.sleep(0)
+        pipeline.apply(route(2000))
+        last = site.stages[-1]
+        await until(lambda: len(last.requests) == 2)
+        await until(lambda: all(stage.stopped for stage in site.stages[:-1] if stage.status == READY))
+        assert pipeline.drained_epoch == 1999
+        last.say(TokenEvent(0, 50))
+        last.say(FinishedEvent("stop"))
+        for consumer in consumers:
+            assert await consumer == [TokenEvent(0, 50), FinishedEvent("stop", "", 0, 1)]
 
 
 async def test_what_a_planned_switch_cuts_off_moves_too() -> None:
