@@ -115,8 +115,9 @@ class SiteStatus:
         if self.gateway_state not in ("ready", "none"):
             lines.append(f"gateway: {self.gateway_state}: {self.gateway_note}")
         if self.coordinator.state not in ("answers", "none"):
-            what = "the site serves on with the plan that it has, and heals nothing until it is back"
-            lines.append(f"coordinator: {self.coordinator.state}: {self.coordinator.note}; {what}")
+            serves_on = "the site serves on with the plan that it has, and " if self.gateway_state == "ready" else ""
+            state, note = self.coordinator.state, self.coordinator.note
+            lines.append(f"coordinator: {state}: {note}; {serves_on}nothing is healed until it is back")
         return tuple(lines)
 
     @property

@@ -83,6 +83,7 @@ def test_an_unreachable_box_is_a_row_of_its_own_with_the_reason() -> None:
     status = site_status(SiteAnswers({"box1": stage(), "box2": AWAY}, AWAY, AWAY))
     assert status.stages[1].cells()[:2] == ("box2", "unreachable")
     assert status.stages[1].note == AWAY.error
+    assert status.failures[-1] == f"coordinator: unreachable: {AWAY.error}; nothing is healed until it is back"
     assert (status.gateway_state, status.pipelines[0].cells()[:2]) == ("unreachable", ("(gateway)", "unreachable"))
 
 

@@ -144,7 +144,7 @@ async def test_status_without_a_coordinator_shows_the_rest(site: Site, tokenizer
         code, out, err = await fleet("status", "-i", str(site.inventory))
     assert (code, out.splitlines()[1].split("\t")[:2]) == (3, ["box1", "ready"])
     assert "coordinator: unreachable: 127.0.0.1:" in err
-    assert "heals nothing until it is back" in err
+    assert "the site serves on with the plan that it has, and nothing is healed until it is back" in err
 
 
 async def test_endpoints_of_an_older_version_say_what_to_do(site: Site) -> None:
