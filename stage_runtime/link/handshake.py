@@ -81,7 +81,8 @@ async def _refuse(writer: asyncio.StreamWriter, own: Hello, problem: str, timing
     """Say why, and end the connection: politely, so that the reason arrives, but for no longer than a handshake."""
     try:
         writer.write(encode_frame(Frame(FrameType.REFUSED, encode_control(Refused(problem)), own.epoch)))
-        writer.close()
+        if not writer.is_closing():  # the peer has gone: closing twice would take the transport apart (Python 3.11)
+            writer.close()
         await within(timing.handshake_seconds, writer.wait_closed())
     except (OSError, asyncio.TimeoutError) as error:
         log.debug("a refused peer did not close: %r", error)

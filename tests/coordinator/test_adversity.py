@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fleet.coordinator.context import Context
 from stage_runtime.link.frames import FrameType
 from stage_runtime.link.membership import Prepare, Vote
 from tests.coordinator.site import LAYERS, MIB, World, until, world
@@ -56,10 +57,15 @@ async def test_epochs_that_were_only_heard_of_are_not_given_out_again(tmp_path: 
         await made.serving(41)
 
 
+def context_of(site: World) -> Context:
+    """What the running coordinator knows."""
+    assert site.coordinator is not None
+    return site.coordinator.context
+
+
 def _refuse_writes(site: World, *, refuse: bool) -> None:
     """SQLite itself refuses, as it does on a disk that is full or read-only."""
-    assert site.coordinator is not None
-    database = site.coordinator.context.store._database
+    database = context_of(site).store._database
     assert database is not None
     database.execute(f"PRAGMA query_only={int(refuse)}")
 
@@ -70,16 +76,16 @@ async def test_a_full_disk_stops_no_ring_and_burns_no_epochs(site: World) -> Non
     _refuse_writes(site, refuse=True)
     await site.stages["box2"].kill()
     await others[0].report("box2", "closed")
-    await until(lambda: site.coordinator.context.boxes["box2"].condemned, "noticed")
+    await until(lambda: context_of(site).boxes["box2"].condemned, "noticed")
     status, body = await site.ask("POST", "/v1/boxes/box3/drain")
     assert status == 503
     assert "readonly" in body["reason"]
-    assert not site.coordinator.context.boxes["box3"].record.drained  # who asked was told that it is not so
+    assert not context_of(site).boxes["box3"].record.drained  # who asked was told that it is not so
     status, document = await site.ask("GET", "/v1/events?limit=1000")
     assert status == 200
     assert document["events"]
-    ticks = site.coordinator.context.clock.now() + 1.0
-    await until(lambda: site.coordinator.context.clock.now() > ticks, "a while")
+    ticks = context_of(site).clock.now() + 1.0
+    await until(lambda: context_of(site).clock.now() > ticks, "a while")
     tried = sum(stage.count(Prepare) for stage in others) - sum(asked)
     assert tried <= 2 * len(others)  # what was under way when the disk filled up, and nothing in a loop
     _refuse_writes(site, refuse=False)
@@ -96,7 +102,7 @@ def _numbers(site: World) -> tuple[int, int]:
 
 
 async def test_reserved_epochs_outlive_a_write_that_failed(site: World) -> None:
-    store = site.coordinator.context.store
+    store = context_of(site).store
     _refuse_writes(site, refuse=True)
     store.reserve("main", 500)
     assert not await store.works() or store.refused == ""
@@ -150,7 +156,7 @@ async def test_memory_that_was_short_is_learnt_in_full_and_forgotten(site: World
     site.stages["box3"].answer = answer
     await until(lambda: site.gateway and site.gateway.route.state == "refused", "refused: nobody else is there")
     assert said == [LAYERS]
-    box3 = site.coordinator.context.boxes["box3"]
+    box3 = context_of(site).boxes["box3"]
     assert box3.cost.missing_bytes(0) > 0 or box3.short_bytes >= 3 * 100 * MIB
     fits = LAYERS  # somebody closed a browser
     await site.serving(2, {"box3"})
