@@ -15,8 +15,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
+from fleet.coordinator.only_one import hold_lock
 from fleet.errors import FleetError
 from fleet.planning.plan import PipelinePlan, StagePlan
 
@@ -139,12 +140,13 @@ class Store:
         self._reserved: dict[str, int] = {}  # not on the disk yet; a failed write must not lose it
         self._wanted = asyncio.Event()
         self._database: sqlite3.Connection | None = None
+        self._lock: BinaryIO | None = None
 
     async def open(self) -> Kept:
         """Open or create the database and read it.
 
         Raises:
-            FleetError: the directory can't be written.
+            FleetError: the directory can't be written, or another coordinator uses it.
         """
         return await self._in_thread(self._open_or_set_aside)
 
@@ -190,7 +192,7 @@ class Store:
             await self.commit()
         except StoreError as error:
             log.error("%s", error)
-        await self._in_thread(self._close)
+        await self._in_thread(self._close_all)
         self._thread.shutdown(wait=False)
 
     async def events(self, after: int, limit: int) -> list[Event]:
@@ -260,6 +262,7 @@ class Store:
     def _open_or_set_aside(self) -> Kept:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = hold_lock(self.path.parent)
             try:
                 return self._open()
             except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
@@ -335,3 +338,8 @@ class Store:
         if self._database is not None:
             self._database.close()
             self._database = None
+
+    def _close_all(self) -> None:
+        self._close()
+        if self._lock is not None:
+            self._lock.close()

@@ -126,6 +126,17 @@ async def test_a_damaged_database_is_moved_and_kept(tmp_path: Path, damage: byte
         assert store.set_aside is not None and store.set_aside.read_bytes() == damage
 
 
+async def test_a_second_coordinator_on_the_same_directory_is_refused_before_it_reads(tmp_path: Path) -> None:
+    first, second = Store(tmp_path / "coordinator.sqlite"), Store(tmp_path / "coordinator.sqlite")
+    await first.open()
+    with pytest.raises(FleetError, match="another coordinator runs on it") as refused:
+        await second.open()
+    assert refused.value.exit_code == 4
+    await first.close()
+    await second.open()
+    await second.close()
+
+
 async def test_a_directory_that_can_not_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FleetError, match="cannot use it"):
