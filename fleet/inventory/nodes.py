@@ -32,8 +32,9 @@ PLAIN_SCALARS = {
     BOOL: re.compile(r"true|false"),
     # no leading zero (0644 is text), no underscores, at most 15 digits (longer ones are serial numbers, not counts)
     INT: re.compile(r"[-+]?(?:0|[1-9][0-9]{0,14})"),
+    # 17 digits tell every double apart, and up to 4 zeros stand before them: programs write 0.0010000000000000002
     FLOAT: re.compile(
-        r"[-+]?(?:0|[1-9][0-9]{0,14})?(?:\.[0-9]{1,17})(?:[eE][-+]?[0-9]{1,3})?"
+        r"[-+]?(?:0|[1-9][0-9]{0,14})?(?:\.[0-9]{1,21})(?:[eE][-+]?[0-9]{1,3})?"
         r"|[-+]?[1-9][0-9]{0,14}(?:\.|\.?[eE][-+]?[0-9]{1,3})"
     ),
     MERGE: re.compile(r"<<"),

@@ -23,6 +23,12 @@ def test_innocent_text_stays_text(load: Load, text: str) -> None:
     assert load(with_labels(f"value: {text}")).site.boxes["box1"].labels == {"value": text}
 
 
+@pytest.mark.parametrize("text", ["0.0010000000000000002", "0.00012345678901234567", "1.5e-07", "30.000000000000004"])
+def test_a_number_as_programs_write_it_is_a_number(load: Load, text: str) -> None:
+    site = load(VALID + f"timing: {{drain_seconds: {text}}}\n").site
+    assert site.timing.drain_seconds == float(text)
+
+
 @pytest.mark.parametrize("key", ["on", "NO", "yes", "true", "1", "1.10", "0644", "2024-01-31"])
 def test_keys_are_text(load: Load, key: str) -> None:
     assert load(with_labels(f"{key}: value")).site.boxes["box1"].labels == {key: "value"}
