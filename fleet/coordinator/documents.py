@@ -10,6 +10,7 @@ from typing import Any
 from fleet.coordinator.context import Context
 from fleet.coordinator.pipeline import Pipeline
 from fleet.coordinator.routes import degraded, missing_mebibytes, pipeline_state
+from fleet.coordinator.standing import box_state
 from fleet.coordinator.state import BoxState, members
 from fleet.coordinator.store import Event
 
@@ -58,9 +59,7 @@ def _pipeline(pipeline: Pipeline, context: Context, now: float) -> dict[str, Any
 def box_document(box: BoxState, pipeline: Pipeline | None, context: Context) -> dict[str, Any]:
     """A box of `GET /v1/site`; also what an order is answered with."""
     now = context.clock.now()
-    state, reason = box_state(box, pipeline, context)
-    if state != box.shown:
-        box.shown, box.since = state, now
+    state, reason = box_state(box, pipeline.switching if pipeline else None, context)
     return {
         "pipeline": box.pipeline,
         "state": state,
@@ -72,33 +71,6 @@ def box_document(box: BoxState, pipeline: Pipeline | None, context: Context) -> 
         "hold_down_seconds_left": math.ceil(box.hold_down.remaining(now)),
         "heartbeat": asdict(box.heartbeat) if box.heartbeat and box.peer else None,
     }
-
-
-def box_state(box: BoxState, pipeline: Pipeline | None, context: Context) -> tuple[str, str]:
-    """The state of a box as people see it, and why."""
-    now = context.clock.now()
-    if box.peer is None and not box.record.incarnation:
-        return "never-seen", "it has never registered"
-    if box.doomed:
-        return box.doomed, box.condemned
-    switching = pipeline.switching if pipeline else None
-    serves = switching is not None and box.name in members(switching.plan)
-    held = serves or (
-        switching is not None and switching.draining is not None and box.name in members(switching.draining.record.plan)
-    )
-    note = box.verdict.reason if box.verdict.kind != "alive" else f"it stops: {box.leaving}" if box.leaving else ""
-    if box.record.drained:
-        return ("draining" if held else "drained"), note or "asked by the operator"
-    if serves:
-        return "serving", note
-    if box.peer is None:
-        return "dead", note
-    if left := box.hold_down.remaining(now):
-        return "held-down", box.unfit or f"it died lately; may be taken back in {left:.0f} s"
-    settle = context.config.timing.settle_seconds
-    if box.well_since is None or now - box.well_since < settle:
-        return "returning", note or f"well for less than {settle:g} s"
-    return "standby", note
 
 
 def health_document(context: Context, pipelines: Mapping[str, Pipeline]) -> tuple[bool, dict[str, Any]]:

@@ -27,6 +27,7 @@ from fleet.coordinator.judging import Judging
 from fleet.coordinator.planner import Planner
 from fleet.coordinator.reports import Reports
 from fleet.coordinator.routes import route_of
+from fleet.coordinator.standing import note_state
 from fleet.coordinator.state import BoxState, GatewayState, Phases, members
 from fleet.coordinator.store import StoreError
 from fleet.coordinator.switching import Switching
@@ -221,6 +222,8 @@ class Pipeline:
         self._let_spares_go()
         self._check_ring(now)
         self._send_route()
+        for box in (self._context.boxes[name] for name in self.spec.boxes):
+            note_state(box, switching, self._context)
         return False
 
     def _use_costs(self, now: float) -> bool:

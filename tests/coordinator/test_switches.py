@@ -50,6 +50,23 @@ async def test_a_silent_box_is_dead_when_its_neighbours_hear_nothing_either(site
     assert site.gateway.route.first_stage == "box2"
 
 
+async def test_since_when_a_box_is_out_does_not_wait_for_somebody_to_ask(site: World) -> None:
+    before, clock = site.epoch, site.coordinator.context.clock
+    _, shown = await site.ask("GET", "/v1/site")
+    assert shown["boxes"]["box2"]["state"] == "serving"
+    killed_at = clock.now()
+    await site.stages["box2"].kill()
+    await site.stages["box1"].report("box2", "closed")
+    await site.serving(before + 1, {"box1", "box3"})
+    await until(lambda: site.coordinator.context.boxes["box2"].shown == "dead", "noted")
+    known_at = clock.now()
+    await asyncio.sleep(0.3)
+    now = clock.now()
+    _, shown = await site.ask("GET", "/v1/site")
+    assert shown["boxes"]["box2"]["state"] == "dead"
+    assert now - known_at <= shown["boxes"]["box2"]["since_seconds"] <= clock.now() - killed_at
+
+
 async def test_a_lost_channel_alone_changes_nothing(site: World) -> None:
     before = site.epoch
     await site.stages["box1"].report("box2", "connected")
