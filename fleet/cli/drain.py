@@ -15,7 +15,6 @@ Examples:
   fleet drain pi-1 --no-wait
   fleet drain pi-1 -o json && ssh pi-1 sudo poweroff
 """
-MARGIN_SECONDS = 30.0  # longest wait beyond what the inventory's timing allows each part
 
 
 @click.command(epilog=EPILOG)
@@ -29,25 +28,13 @@ def drain(box: str, inventory: Path, wait: bool, output: str) -> None:
     The box stays drained, also over restarts, until `fleet undrain BOX`. Draining twice is draining once.
     Exit code 1 if the others can't hold its layers; then nothing changes.
     """
-    import asyncio
-    from dataclasses import asdict
+    from fleet.cli.site_verbs import give_order
 
-    from fleet.cli.output import print_json, progress
-    from fleet.cli.site_verbs import coordinator, known_box
-    from fleet.inventory.loader import load_site
-    from fleet.observe.draining import Outcome, carry_out, outcome_line
-
-    site_file = load_site(inventory, resolve_secrets=False)
-    known_box(site_file, box, inventory)
-    timing = site_file.site.timing
-    longest = timing.prepare_seconds + timing.switch_drain_seconds + MARGIN_SECONDS
-
-    async def run() -> Outcome:
-        async with coordinator(site_file, inventory) as reached:
-            return await carry_out(reached, box, "drain", wait=wait, seconds=longest, report=progress)
-
-    outcome = asyncio.run(run())
-    if output == "json":
-        print_json("drain", asdict(outcome))
-    else:
-        click.echo(outcome_line(outcome, "drain"))
+    give_order(
+        "drain",
+        box,
+        inventory,
+        wait=wait,
+        output=output,
+        allowed=lambda timing: timing.prepare_seconds + timing.switch_drain_seconds,
+    )
