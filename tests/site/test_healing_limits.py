@@ -20,6 +20,7 @@ from tests.site.askers import MODEL
 from tests.site.commands import client_of
 from tests.site.conftest import STAGE_BOXES
 from tests.site.healing import Healing
+from tests.site.watch import kinds
 
 pytestmark = pytest.mark.lab
 
@@ -102,7 +103,7 @@ def start_clone(original: LabBox, host: LabBox) -> subprocess.Popen[bytes]:
 
 
 def test_the_same_key_from_two_live_boxes_is_refused_and_both_are_named(heal: Healing) -> None:
-    before, epoch = heal.watch.last_event_id(), heal.watch.pipeline()["epoch"]
+    before = heal.watch.last_event_id()
     clone = start_clone(heal.box("box2"), heal.box("box3"))
     try:
         refused = heal.watch.wait_for_event("box-clone-refused", before, box="box2")
@@ -113,8 +114,11 @@ def test_the_same_key_from_two_live_boxes_is_refused_and_both_are_named(heal: He
     note(f"clone: {refused['text']}")
     assert all(heal.box(name).address in refused["text"] for name in ("box2", "box3"))
     heal.assert_equal(run, "while a clone of box2 asks to be let in")
-    assert heal.watch.pipeline()["epoch"] == epoch
-    assert not [event for event in heal.watch.events(before) if event["kind"] == "box-dead"]
+    events = heal.watch.events(before)
+    assert not {"box-dead", "box-hung", "box-joined", "box-moved"} & set(kinds(events)), heal.watch.report()
+    # the stages have restarted in the test before: with their newer measurements, a better split is no fault
+    plans = [event["text"] for event in events if event["kind"] == "plan-preparing"]
+    assert all(", planned, a better split" in text for text in plans), heal.watch.report()
 
 
 def test_a_known_box_at_a_new_address_is_taken_back(heal: Healing) -> None:

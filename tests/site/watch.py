@@ -144,7 +144,7 @@ class Watch:
         )
 
     def wait_whole(self, seconds: float = WHOLE_DEADLINE_SECONDS) -> None:
-        """Return when all boxes serve again and nothing more is going to change."""
+        """Return when all boxes serve again; a better split may still follow, once newer measurements have come in."""
         self.wait(self.is_whole, "the site is whole", seconds)
 
     def is_ready(self) -> bool:
