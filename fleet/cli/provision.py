@@ -36,6 +36,7 @@ Exit codes:
 @click.option("--fail-on-changes", is_flag=True, help="Exit 1 if anything had to change; for --check in scripts.")
 @limit_option
 @click.option("--forks", type=click.IntRange(1, 256), help="Boxes worked on at once; the inventory's rollout.forks.")
+@click.option("--at-once", is_flag=True, help="Restart all boxes at once even while the site serves; answers wait.")
 @click.option(
     "--accept-host-key", "accept_host_keys", multiple=True, metavar="BOX", help="Accept this box's changed ssh key."
 )
@@ -49,6 +50,7 @@ def provision(
     fail_on_changes: bool,
     limit: str,
     forks: int | None,
+    at_once: bool,
     accept_host_keys: tuple[str, ...],
     output: str,
     verbose: bool,
@@ -56,7 +58,8 @@ def provision(
     """Bring every box of INVENTORY to its desired state.
 
     Asks every box what it has, changes only what differs, and activates it behind a health gate: a release that does
-    not become healthy is taken back, after its logs were collected. A second run changes nothing.
+    not become healthy is taken back, after its logs were collected. While the site serves, boxes restart one after the
+    other. A second run changes nothing.
     """
     from fleet.bundle.models import read_models
     from fleet.inventory.loader import load_site
@@ -78,6 +81,7 @@ def provision(
         texts=diff,
         forks=forks or site_file.site.rollout.forks,
         accept_host_keys=accept_host_keys,
+        at_once=at_once,
         every_step=verbose,
     )
     site, models = site_file.site, read_models(bundle.manifest)

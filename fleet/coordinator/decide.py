@@ -24,7 +24,10 @@ class BoxView:
     Attributes:
         well: its channel is open and it is judged alive.
         condemned: it died, hung, or its process restarted under the plan that serves; a plan without it clears that.
-        settled: well for `settle_seconds`. held_down: it died lately. drained: an operator wants nothing on it.
+        settled: well for `settle_seconds`. held_down: it died lately.
+        expected: it was lost just now and may soon be back, or is and will be taken back soon, so that a better split
+            without it is not worth a switch.
+        drained: an operator wants nothing on it.
         awaited: its channel is gone, but not for so long that it would have dialled again if it lives.
         leaving: it was told to stop. unfit: it could not get ready for a plan, for another reason than memory.
     """
@@ -34,6 +37,7 @@ class BoxView:
     awaited: bool = False
     settled: bool = True
     held_down: bool = False
+    expected: bool = False
     drained: bool = False
     leaving: bool = False
     unfit: bool = False
@@ -162,6 +166,8 @@ def want(situation: Situation) -> Wanted | GiveUp | None:
     if going := [name for name in members if name not in working]:
         return Wanted("merge", working, working, True, f"{_names(going)} to be taken out")
     if situation.retiring or not situation.calm:
+        return None
+    if working <= set(members) and any(box.expected for box in boxes.values()):
         return None
     return Wanted("resplit", working, working, True, "a better split")
 

@@ -13,6 +13,7 @@ from fleet.coordinator.routes import degraded, missing_mebibytes, pipeline_state
 from fleet.coordinator.standing import box_state
 from fleet.coordinator.state import BoxState, members
 from fleet.coordinator.store import Event
+from stage_runtime.link.control import PROTOCOL
 
 
 def site_document(context: Context, pipelines: Mapping[str, Pipeline]) -> dict[str, Any]:
@@ -21,6 +22,7 @@ def site_document(context: Context, pipelines: Mapping[str, Pipeline]) -> dict[s
     return {
         "schema": 1,
         "site": context.config.site,
+        "protocol": PROTOCOL,
         "pipelines": {name: _pipeline(pipeline, context, now) for name, pipeline in pipelines.items()},
         "boxes": {box.name: box_document(box, pipelines.get(box.pipeline), context) for box in context.boxes.values()},
         "gateways": sorted({gateway.peer.box for gateway in context.gateways}),
@@ -33,6 +35,7 @@ def _pipeline(pipeline: Pipeline, context: Context, now: float) -> dict[str, Any
     plan, switch = switching.plan, switching.switch
     return {
         "model": spec.model,
+        "model_digest": spec.model_digest,
         "state": state,
         "reason": reason,
         "epoch": switching.epoch,
@@ -46,6 +49,7 @@ def _pipeline(pipeline: Pipeline, context: Context, now: float) -> dict[str, Any
         }
         if switch
         else None,
+        "draining": switching.draining.record.epoch if switching.draining else None,
         "stages": [
             {"box": each.box, "layers": [each.start, each.end], "embedding": each.embedding, "head": each.head}
             for each in (plan.stages if plan else ())

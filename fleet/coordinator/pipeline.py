@@ -274,15 +274,20 @@ class Pipeline:
         timing, switching = self._context.config.timing, self.switching
         views = {}
         for box in (self._context.boxes[name] for name in self.spec.boxes):
+            well = box.verdict.kind == "alive" and box.peer is not None
+            settled = box.well_since is not None and now - box.well_since >= timing.settle_seconds
+            held_down = box.hold_down.remaining(now)
+            away = 0.0 if well else now - box.condemned_at
             views[box.name] = BoxView(
-                well=box.verdict.kind == "alive" and box.peer is not None,
+                well=well,
                 condemned=bool(box.condemned),
                 awaited=box.channel != "open" and now - box.channel_since < timing.redial_seconds,
-                settled=box.well_since is not None and now - box.well_since >= timing.settle_seconds,
-                held_down=box.hold_down.remaining(now) > 0,
+                settled=settled,
+                held_down=held_down > 0,
+                expected=box.out and not box.record.drained and max(away, held_down) <= timing.prepare_seconds,
                 drained=box.record.drained,
                 leaving=bool(box.leaving),
-                unfit=bool(box.unfit) and box.hold_down.remaining(now) > 0,
+                unfit=bool(box.unfit) and held_down > 0,
             )
         switch = switching.switch
         early = self._first_seen_at is None or now - self._first_seen_at < timing.settle_seconds

@@ -14,21 +14,19 @@ from fleet.provision.desired import DesiredState
 from fleet.provision.diff import Change, diff
 from fleet.provision.pki import (
     SiteAuthority,
-    ca_certificate_path,
     ensure_authority,
     ensure_operator,
     load_authority,
-    operator_paths,
     sign_request,
 )
-from fleet.provision.ports import coordinator_box, gateway_box, site_ports
+from fleet.provision.ports import gateway_box, site_ports
 from fleet.provision.release import read_library
 from fleet.provision.render import RenderInputs, needs_cores, render
 from fleet.provision.render_bundle import BundleView
 from fleet.provision.render_etc import external_pipelines
-from fleet.provision.render_layout import check_local_prefix, server_name
+from fleet.provision.render_layout import check_local_prefix
 from fleet.provision.rollout_checks import check_box
-from fleet.provision.rollout_gate import HealthTarget, wait_until_ready, wait_until_spread
+from fleet.provision.rollout_gate import wait_until_ready, wait_until_spread
 from fleet.provision.rollout_state import (
     ENDPOINTS_FILE,
     api_keys_file,
@@ -39,11 +37,13 @@ from fleet.provision.rollout_state import (
     remember_cores,
     remember_failures,
 )
+from fleet.provision.rollout_targets import coordinator_target, gateway_target
 from fleet.provision.sending import files_to_send
 from fleet.provision.session import BoxSession, open_session
 from fleet.provision.state_directory import write_private_json
 from fleet.provision.step_lines import StepLines
 from fleet.provision.table import BoxReport, Gate, RunReport
+from fleet.provision.turns import Turns
 from fleet.ssh.pool import run_on_boxes
 from fleet.ssh.results import BoxError, HostResult, HostStatus
 from fleet.ssh.site import SshSite
@@ -58,6 +58,7 @@ class RolloutOptions:
     Attributes:
         check: change nothing anywhere. texts: bring small text files for diffs.
         forks: boxes at once. accept_host_keys: boxes whose changed ssh host key is accepted.
+        at_once: restart programs on all boxes at the same time, even while the site serves.
         every_step: report short steps too.
     """
 
@@ -65,6 +66,7 @@ class RolloutOptions:
     texts: bool
     forks: int
     accept_host_keys: tuple[str, ...] = ()
+    at_once: bool = False
     every_step: bool = False
 
 
@@ -74,6 +76,15 @@ class Prepared:
 
     inputs: RenderInputs
     authority: SiteAuthority | None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What all boxes of a run share."""
+
+    prepared: Prepared
+    options: RolloutOptions
+    turns: Turns
 
 
 @dataclass
@@ -143,13 +154,22 @@ def roll_out(
         remember_host_keys=not options.check,
     )
     known = {box: _Progress() for box in boxes}
+    turns = Turns(
+        coordinator_target(prepared.inputs),
+        prepared.inputs.specs,
+        at_once=options.at_once,
+        seconds=site_file.site.timing.ready_gate_seconds,
+        cancellation=ssh.cancellation,
+        report=report,
+    )
+    run = _Run(prepared, options, turns)
 
     def work(box: str) -> HostResult:
         start = time.monotonic()
         try:
             lines = StepLines(lambda line: report(f"{box}: {line}"), every_step=options.every_step)
             with open_session(site_file, box, ssh, lines) as session:
-                return _bring(prepared, box, session, options, known[box])
+                return _bring(run, box, session, known[box])
         except BoxError:
             raise
         except FleetError as error:  # of rendering or signing: this box fails, the others go on
@@ -165,9 +185,9 @@ def roll_out(
     return RunReport(reports, options.check, gate, message)
 
 
-def _bring(prepared: Prepared, box: str, session: BoxSession, options: RolloutOptions, known: _Progress) -> HostResult:
+def _bring(run: _Run, box: str, session: BoxSession, known: _Progress) -> HostResult:
     """One box: ask, judge, compare, change."""
-    inputs = prepared.inputs
+    prepared, options, inputs = run.prepared, run.options, run.prepared.inputs
     site = inputs.site_file.site
     desired = render(inputs, box)
     facts = session.facts(desired, texts=options.texts, hold_lock=not options.check)
@@ -183,7 +203,8 @@ def _bring(prepared: Prepared, box: str, session: BoxSession, options: RolloutOp
         return HostResult(box, HostStatus.OK)
     if not options.check:
         inputs.bundle.verify(files_to_send(desired, changes))
-        session.apply(desired, changes, sign=lambda request: _sign(prepared, desired, request))
+        with run.turns.of(box, changes) as turn:
+            session.apply(desired, changes, sign=lambda request: _sign(prepared, desired, request), begin=turn.begin)
     return HostResult(box, HostStatus.CHANGED, changes=len(changes))
 
 
@@ -232,37 +253,15 @@ def _gate(
     options: RolloutOptions,
     report: Callable[[str], None],
 ) -> tuple[Gate, str]:
-    site_file = prepared.inputs.site_file
-    site = site_file.site
-    gateway = gateway_box(site_file)
+    site_file, target = prepared.inputs.site_file, gateway_target(prepared.inputs)
     skipped = gate_skipped(site_file, boxes, results, check=options.check)
-    key = client_key(site_file, create=False)
-    if skipped or gateway is None or key is None:
+    if skipped or target is None:
         return Gate.SKIPPED, skipped
-    operator_key, operator_certificate = operator_paths(site_file.state_directory)
-    target = HealthTarget(
-        host=site.boxes[gateway].address,
-        port=prepared.inputs.ports[gateway].gateway,
-        server_name=server_name(site.site, gateway),
-        ca=ca_certificate_path(site_file.state_directory),
-        certificate=operator_certificate,
-        key=operator_key,
-        api_key=key,
-    )
-    longest = site.timing.ready_gate_seconds
+    longest = site_file.site.timing.ready_gate_seconds
     reason = wait_until_ready(target, seconds=longest, report=report)
     if reason is not None:
-        return Gate.NOT_READY, f"not ready after {longest:.0f} s: gateway on {gateway} says: {reason}"
-    coordinator = coordinator_box(site_file)
-    spread = wait_until_spread(
-        replace(
-            target,
-            host=site.boxes[coordinator].address,
-            port=prepared.inputs.ports[coordinator].coordinator_http,
-            server_name=server_name(site.site, coordinator),
-        ),
-        seconds=longest,
-        report=report,
-    )
-    said = f"ready: https://{target.host}:{target.port} answers for {', '.join(sorted(site.models))}"
+        return Gate.NOT_READY, f"not ready after {longest:.0f} s: gateway on {gateway_box(site_file)} says: {reason}"
+    coordinator = coordinator_target(prepared.inputs)
+    spread = wait_until_spread(coordinator, seconds=longest, report=report) if coordinator else None
+    said = f"ready: https://{target.host}:{target.port} answers for {', '.join(sorted(site_file.site.models))}"
     return Gate.READY, said if spread is None else f"{said}; the plan is not at rest yet: {spread}"

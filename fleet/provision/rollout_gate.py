@@ -8,7 +8,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,7 @@ from typing import Any
 REQUEST_SECONDS = 5.0  # one question, connect to answer
 PAUSE_SECONDS = 0.25
 QUIET_SECONDS = 5.0  # a step that stays quiet says what it waits for
-RESTING_LOOKS = (
-    6  # a plan rests when so many looks in a row find nothing that changes it: a switch takes a moment to begin
-)
+RESTING_LOOKS = 6  # a plan rests when so many looks in a row find nothing: a switch takes a moment to begin
 BODY_MAX_BYTES = 4 << 20  # the coordinator's document of hundreds of boxes
 SHOWN_CHARACTERS = 200
 RESTING_STATES = ("serving", "standby", "drained", "held-down")  # a held-down box comes back later, by itself
@@ -59,14 +57,33 @@ def wait_until_ready(target: HealthTarget, *, seconds: float, report: Callable[[
         status, body = _get(target, context, "/health")
         return None if status == http.HTTPStatus.OK else f"{status}: {_reason(body)[:SHOWN_CHARACTERS]}"
 
-    return _wait(look, "the gateway to be ready", 1, seconds, report)
+    return _wait(look, "the gateway to be ready", looks=1, seconds=seconds, report=report)
 
 
-def wait_until_spread(target: HealthTarget, *, seconds: float, report: Callable[[str], None]) -> str | None:
+def ask_site(target: HealthTarget) -> dict[str, Any] | None:
+    """The coordinator's `/v1/site`; None if it does not answer with one."""
+    status, body = _get(target, _context(target), "/v1/site")
+    try:
+        document = json.loads(body) if status == http.HTTPStatus.OK else None
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def wait_until_spread(
+    target: HealthTarget,
+    *,
+    seconds: float,
+    report: Callable[[str], None],
+    boxes: Collection[str] | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> str | None:
     """Ask the coordinator until no plan changes and every box has its place.
 
     Args:
         seconds: longest wait. report: as for `wait_until_ready`.
+        boxes: only these must have theirs; None: all.
+        pause: sleeps between two questions; what it raises ends the wait.
 
     Returns:
         None once the plans rest, otherwise what still moves.
@@ -75,36 +92,50 @@ def wait_until_spread(target: HealthTarget, *, seconds: float, report: Callable[
 
     def look() -> str | None:
         status, body = _get(target, context, "/v1/site")
-        return moving(body) if status == http.HTTPStatus.OK else f"{status}: {_reason(body)[:SHOWN_CHARACTERS]}"
+        return moving(body, boxes) if status == http.HTTPStatus.OK else f"{status}: {_reason(body)[:SHOWN_CHARACTERS]}"
 
-    return _wait(look, "the plan to be spread over the boxes", RESTING_LOOKS, seconds, report)
+    what = "the plan to be spread over the boxes"
+    return _wait(look, what, looks=RESTING_LOOKS, seconds=seconds, report=report, pause=pause)
 
 
-def moving(body: str) -> str | None:
-    """What still changes at a site, by the coordinator's `/v1/site`; None if nothing. Pure."""
+def moving(body: str, of_boxes: Collection[str] | None = None) -> str | None:
+    """What still changes at a site, by the coordinator's `/v1/site`; None if nothing. Pure.
+
+    Args:
+        of_boxes: the others may be in whatever state they are; None: none may.
+    """
     try:
         document = json.loads(body)
     except ValueError:
         return "the coordinator's answer is no JSON"
-    pipelines, boxes = _entries(document, "pipelines"), _entries(document, "boxes")
+    pipelines, boxes = entries(document, "pipelines"), entries(document, "boxes")
     for name, entry in pipelines.items():
         switching = entry.get("switching")
         if isinstance(switching, dict):
             return f"pipeline {name} switches to epoch {switching.get('epoch')}"
+        if entry.get("draining") is not None:
+            return f"pipeline {name} finishes what is open under epoch {entry['draining']}"
     for name, entry in boxes.items():
-        if entry.get("state") not in RESTING_STATES:
+        if entry.get("state") not in RESTING_STATES and (of_boxes is None or name in of_boxes):
             return f"{name} is {entry.get('state')}"
     return None
 
 
-def _entries(document: object, key: str) -> dict[str, dict[str, Any]]:
+def entries(document: object, key: str) -> dict[str, dict[str, Any]]:
+    """The objects below a key of `/v1/site`, by name; what is no object is left out."""
     value = document.get(key) if isinstance(document, dict) else None
-    entries = value if isinstance(value, dict) else {}
-    return {name: entry for name, entry in entries.items() if isinstance(entry, dict)}
+    found = value if isinstance(value, dict) else {}
+    return {name: entry for name, entry in found.items() if isinstance(entry, dict)}
 
 
 def _wait(
-    look: Callable[[], str | None], what: str, looks: int, seconds: float, report: Callable[[str], None]
+    look: Callable[[], str | None],
+    what: str,
+    *,
+    looks: int,
+    seconds: float,
+    report: Callable[[str], None],
+    pause: Callable[[float], None] = time.sleep,
 ) -> str | None:
     """Look until nothing is missing in so many looks one after the other; the last reason when the time is up."""
     start = told = time.monotonic()
@@ -120,7 +151,7 @@ def _wait(
         if reason is not None and now - told >= QUIET_SECONDS:
             told = now
             report(f"waiting for {what}, {now - start:.0f} of {seconds:.0f} s: {reason}")
-        time.sleep(PAUSE_SECONDS)
+        pause(PAUSE_SECONDS)
 
 
 def _context(target: HealthTarget) -> ssl.SSLContext:

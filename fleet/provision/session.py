@@ -105,8 +105,14 @@ class BoxSession:
         )
         return facts_from_json(self._answer("facts")["facts"])
 
-    def apply(self, desired: DesiredState, changes: Changes, *, sign: Sign) -> ApplyResult:
+    def apply(
+        self, desired: DesiredState, changes: Changes, *, sign: Sign, begin: Callable[[], None] = lambda: None
+    ) -> ApplyResult:
         """Make the changes, activate, and wait for the health gate. `facts` of the same desired state came before.
+
+        Args:
+            begin: called when everything has arrived and links, supervisord or programs are next; it may wait. What it
+                raises ends the session, and the box keeps running what it runs.
 
         Raises:
             BoxError: a step failed; exit code 5 if the health gate failed and the previous release is active again
@@ -122,6 +128,9 @@ class BoxSession:
                 self._send_contents([contents[item["sha256"]] for item in message["contents"]])
             elif message["op"] == "certificate-request":
                 self._request({"op": "certificate", "certificate": sign(message["request"])})
+            elif message["op"] == "arrived":
+                begin()
+                self._request({"op": "activate"})
             elif message["op"] == "applied":
                 return ApplyResult(len(changes), tuple(message["started"]), self._bytes_sent)
             else:

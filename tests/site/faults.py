@@ -57,10 +57,14 @@ def _arguments(pid: int) -> list[bytes]:
 
 def need_pid(box: LabBox, program: ProgramName) -> int:
     """The same of a program that runs, or will in a moment."""
-    wait_until(lambda: program_pid(box, program) is not None, f"{box.name}: {program} runs", START_DEADLINE_SECONDS)
-    pid = program_pid(box, program)
-    assert pid is not None
-    return pid
+    found: list[int] = []  # asked a second time, one that is just dying may be gone
+
+    def runs() -> bool:
+        found[:] = [pid for pid in (program_pid(box, program),) if pid is not None]
+        return bool(found)
+
+    wait_until(runs, f"{box.name}: {program} runs", START_DEADLINE_SECONDS)
+    return found[0]
 
 
 def send_signal(box: LabBox, program: ProgramName, number: signal.Signals) -> float:

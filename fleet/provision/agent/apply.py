@@ -14,6 +14,7 @@ from fleet.provision.agent.system import command
 
 Spec = dict[str, Any]
 ACTIVATING_KINDS = ("link", "supervisor", "program")
+TURN_STEP = "turn"
 SEND_CONTENT = {"missing", "kind", "content"}
 
 
@@ -47,8 +48,20 @@ class Application:
         self._files()
         self._identity()
         if self._of(*ACTIVATING_KINDS):
+            self._await_turn()
             return Activation(self._spec, self._changes, self._backup, self._peer).run(self._record)
         return []
+
+    def _await_turn(self) -> None:
+        """While the site serves, only one box at a time restarts programs; the operator's side knows whose turn it is.
+
+        Raises:
+            EOFError: the operator is gone: this box keeps running what it runs.
+        """
+        self._peer.step(TURN_STEP)
+        self._peer.waits_for("the other boxes")
+        self._peer.send({"op": "arrived"})
+        self._peer.receive()
 
     def _of(self, *kinds: str) -> dict[str, str]:
         """Changes of some kinds: path → why."""
