@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import http.server
 import json
-import ssl
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
-from fleet.provision import pki
 from fleet.provision.rollout_gate import RESTING_LOOKS, HealthTarget, moving, wait_until_ready, wait_until_spread
-
-NAME = "control.demo.fleet.internal"
-
+from tests.provision.https import https_server
 
 RESTING = {"pipelines": {"main": {"switching": None}}, "boxes": {"box1": {"state": "serving"}}}
 SWITCHING = {**RESTING, "pipelines": {"main": {"switching": {"epoch": 2}}}}
@@ -59,36 +50,8 @@ def asked() -> list[str]:
 
 @pytest.fixture
 def target(tmp_path: Path, asked: list[str]) -> Iterator[HealthTarget]:
-    authority = pki.ensure_authority(tmp_path, "demo")
-    pki.ensure_operator(authority, tmp_path)
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "control")])
-    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
-    pem = request.public_bytes(serialization.Encoding.PEM).decode()
-    (tmp_path / "box.crt").write_text(pki.sign_request(authority, pem, "control", (f"DNS:{NAME}", "IP:127.0.0.1")))
-    (tmp_path / "box.key").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "box.crt", tmp_path / "box.key")
-    handler = type("Handler", (Health,), {"asked": asked})
-    server = http.server.HTTPServer(("127.0.0.1", 0), handler)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    operator_key, operator_certificate = pki.operator_paths(tmp_path)
-    yield HealthTarget(
-        "127.0.0.1",
-        server.server_address[1],
-        NAME,
-        pki.ca_certificate_path(tmp_path),
-        operator_certificate,
-        operator_key,
-        "sesame",
-    )
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with https_server(tmp_path, type("Handler", (Health,), {"asked": asked})) as server:
+        yield server
 
 
 def test_it_waits_until_the_gateway_is_ready(target: HealthTarget) -> None:

@@ -172,6 +172,28 @@ def test_what_a_killed_supervisord_left_behind_is_ended(box: LocalBox) -> None:
         assert session.stop(desired) == ("answers",)
 
 
+def test_everything_arrives_before_a_box_waits_for_its_turn_and_nothing_runs_yet(box: LocalBox) -> None:
+    box.provision(box.desired())
+    desired, old, running = box.desired(marker="new"), os.readlink(box.prefix / "current"), pids(box)
+
+    def refuse() -> None:
+        assert Path(desired.trees[1].path).is_dir()
+        assert os.readlink(box.prefix / "current") == old
+        assert pids(box) == running
+        raise BoxError("one", "turn", "not now")
+
+    with box.session() as session:
+        changes = diff(desired, session.facts(desired))
+        with pytest.raises(BoxError, match="not now"):
+            session.apply(desired, changes, sign=box.authority.sign, begin=refuse)
+    assert os.readlink(box.prefix / "current") == old
+    assert pids(box) == running
+    changes, result = box.provision(desired)
+    assert [(one.kind, one.why) for one in changes] == [("link", "target"), ("program", "fingerprint")]
+    assert result is not None
+    assert pids(box)["answers"] != running["answers"]
+
+
 def test_an_activation_that_was_interrupted_is_finished_by_the_box(box: LocalBox) -> None:
     desired = box.desired()
     ssh = SshSite.of(box.site_file, report=box.lines.append)
