@@ -174,11 +174,11 @@ def test_what_a_killed_supervisord_left_behind_is_ended(box: LocalBox) -> None:
 
 def test_everything_arrives_before_a_box_waits_for_its_turn_and_nothing_runs_yet(box: LocalBox) -> None:
     box.provision(box.desired())
-    desired, old, running = box.desired(marker="new"), os.readlink(box.prefix / "current"), pids(box)
+    desired, old, running = box.desired(marker="new"), (box.prefix / "current").readlink(), pids(box)
 
     def refuse() -> None:
         assert Path(desired.trees[1].path).is_dir()
-        assert os.readlink(box.prefix / "current") == old
+        assert (box.prefix / "current").readlink() == old
         assert pids(box) == running
         raise BoxError("one", "turn", "not now")
 
@@ -186,7 +186,7 @@ def test_everything_arrives_before_a_box_waits_for_its_turn_and_nothing_runs_yet
         changes = diff(desired, session.facts(desired))
         with pytest.raises(BoxError, match="not now"):
             session.apply(desired, changes, sign=box.authority.sign, begin=refuse)
-    assert os.readlink(box.prefix / "current") == old
+    assert (box.prefix / "current").readlink() == old
     assert pids(box) == running
     changes, result = box.provision(desired)
     assert [(one.kind, one.why) for one in changes] == [("link", "target"), ("program", "fingerprint")]
