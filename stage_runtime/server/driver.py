@@ -50,16 +50,16 @@ class RingDriver:
         self._probe_at = 0.0
 
     async def probe_now(self) -> None:
-        """Run the whole probe while nothing else is to be done.
+        """Run the whole probe while nothing else is to be done; step by step if another epoch's answers go on beside it.
 
         Raises:
             ProbeError: it did not pass. LinkError, FrameError, EngineError: the ring broke.
         """
-        stages = self._scheduler.limits.stages
+        most = 1 if self._state.serving is not None else self._scheduler.limits.stages
         while not self._probe.done:
             if self._pipe.has_returned:
                 self._probe.take((await self._pipe.collect()).results)
-            elif self._probe.waits and self._probe.in_flight < stages:
+            elif self._probe.waits and self._probe.in_flight < most:
                 await self._probe.send_next()
             else:
                 await self._wake.wait()

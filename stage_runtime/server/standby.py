@@ -13,6 +13,9 @@ from stage_runtime.server.loader import Loader, NoMemory
 
 log = logging.getLogger(__name__)
 
+# After a switch the answers that wait for it have the machine to themselves for so long.
+CALM_SECONDS = 2.0
+
 
 def standby_pieces(standby: Standby, layers: int) -> tuple[Piece, ...]:
     """What an order names.
@@ -72,6 +75,7 @@ class StandbyKeeper:
             task.cancel()
 
     async def _work(self) -> None:
+        await asyncio.sleep(CALM_SECONDS)
         await self._loader.keep(self._needed() | frozenset(self._wanted))
         try:
             await self._loader.repack()

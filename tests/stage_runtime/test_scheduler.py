@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from dataclasses import replace
 
@@ -9,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage_runtime.engine.scheduler import QUEUED_SEQUENCES_LIMIT, Delivery, Limits, MicroBatch, Opening, Scheduler
+from stage_runtime.engine.scheduler import (
+    BREAK_EVEN_ROWS,
+    QUEUED_SEQUENCES_LIMIT,
+    Delivery,
+    Limits,
+    MicroBatch,
+    Opening,
+    Scheduler,
+    chunk_rows,
+)
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest, SamplingParameters, TokenEvent
 from stage_runtime.link.steps import PROBE_STEPS_ID, EntryStatus, Output, TokenKind, TokenResult
 
@@ -320,3 +330,20 @@ def test_every_end_counts_the_tokens_of_the_whole_answer() -> None:
     refusal = scheduler.submit(replace(request, prompt=()), "gateway")
     assert refusal is not None
     assert (refusal.reason, refusal.completion_tokens) == ("invalid", 2)
+
+
+@given(st.integers(1, 5000), st.integers(1, 32), st.integers(1, 512))
+def test_chunks_of_prompts_keep_no_stage_waiting_for_long(waiting: int, stages: int, most: int) -> None:
+    def seconds(chunks: int) -> float:
+        """Of a prefill in equal chunks, in shares of a step's fixed part."""
+        return (chunks + stages - 1) * (1 + waiting / chunks / BREAK_EVEN_ROWS)
+
+    rows = chunk_rows(waiting, stages, most)
+    assert 1 <= rows <= min(most, waiting)
+    fewest = -(-waiting // most)
+    best = min(seconds(chunks) for chunks in range(fewest, max(fewest, waiting) + 1))
+    assert seconds(max(fewest, math.ceil(waiting / rows))) <= 1.05 * best
+
+
+def test_a_pipeline_of_one_stage_takes_prompts_as_a_whole() -> None:
+    assert [chunk_rows(waiting, 1, 128) for waiting in (1, 66, 128, 800)] == [1, 66, 128, 128]
