@@ -5,6 +5,8 @@
 Needs root (the lab). A kill closes the box's connections, so its neighbours know at once; after a power cut (a capture
 shows that no FIN and no RST left the box), a pulled cable or a SIGSTOP there is only silence. Every round waits for a
 whole site, kills one box under load, lets it come back, and measures by the clock of this machine, which boxes share.
+They share its cores too: a box that starts (systemd, `import torch`) slows the others down as no neighbour on a site
+does, so the time until its planned switch begins is a row of its own.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ ROWS = {
     "commit": "committed, ms",
     "rebuild": "first new token after commit, ms",
     "next_token": "longest pause of any open stream, ms",
+    "start_pause": "longest pause while the box starts, ms",
     "return_pause": "longest pause in the planned switch back, ms",
     "before": "tokens/s before",
     "degraded": "tokens/s with two boxes",
@@ -111,12 +114,15 @@ class Death:
         serving = next(event for event in events if event["kind"] == "plan-serving")
         died, back = run.fault_result
         committed = first["unix_seconds"] - wall
+        planned = next(event for event in events if event["id"] > first["id"] and event["kind"] == "plan-preparing")
+        switching = planned["unix_seconds"] - wall
         return {
             "detect": (dead["unix_seconds"] - wall - died) * 1e3,
             **{phase: float(serving["milliseconds"][phase]) for phase in ("plan", "prepare", "commit")},
             "rebuild": (_next_token(run, committed) - committed) * 1e3,
             "next_token": _longest_pause(run, died, back) * 1e3,
-            "return_pause": _longest_pause(run, back, self._whole_at) * 1e3,
+            "start_pause": _longest_pause(run, back, switching) * 1e3,
+            "return_pause": _longest_pause(run, switching, self._whole_at) * 1e3,
             **self._rates(run, died, back),
             **_counts(self._heal.compare(run)),
         }

@@ -50,7 +50,7 @@ class RingDriver:
         self._probe_at = 0.0
 
     async def probe_now(self) -> None:
-        """Run the whole probe while nothing else is to be done; step by step if another epoch's answers go on beside it.
+        """Run the whole probe while nothing else is to be done; one step at a time beside another epoch's answers.
 
         Raises:
             ProbeError: it did not pass. LinkError, FrameError, EngineError: the ring broke.
