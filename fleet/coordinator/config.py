@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import ExitCode, FleetError
 from fleet.planning.cost import BoxCost
 from fleet.planning.spec import PipelineSpec, box_from_json, spec_from_json
+from stage_runtime.link.configuration import (
+    Address,
+    address,
+    link_timing,
+    parse_configuration,
+    read_configuration,
+    tls_identity,
+)
 from stage_runtime.link.connection import LinkTiming
-from stage_runtime.link.section import PROBLEM_CHARACTERS, Section
+from stage_runtime.link.section import Section
 from stage_runtime.link.tls import TlsIdentity
 
 CONFIG_SCHEMA = 1
+KEYS = (
+    *("schema", "site", "box", "listen", "http", "tls", "clock_synchronised_file", "state_directory"),
+    *("pipelines", "boxes", "gateways", "timing"),
+)
 MAX_CONFIG_BYTES = 64 * 2**20  # 512 boxes and a cost of each layer of every model
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where to listen."""
-
-    host: str
-    port: int
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class CoordinatorConfig:
         listen: the control channel. http: the API.
         database: coordinator.sqlite.
         pipelines: by name. boxes: every stage box by name.
-        gateways: boxes whose gateways may connect; None: every box with a certificate of the site.
+        gateways: boxes whose gateways may connect.
         timing: judged by. link_timing: of the control channel's links.
     """
 
@@ -89,7 +91,7 @@ class CoordinatorConfig:
     database: Path
     pipelines: Mapping[str, PipelineSpec]
     boxes: Mapping[str, BoxConfig]
-    gateways: frozenset[str] | None
+    gateways: frozenset[str]
     timing: CoordinatorTiming
     link_timing: LinkTiming
 
@@ -104,23 +106,7 @@ def load_config(path: Path) -> CoordinatorConfig:
     Raises:
         FleetError: not readable, not JSON, another schema, a key missing or of the wrong type or value.
     """
-    try:
-        with path.open("rb") as file:
-            data = json.loads(file.read(MAX_CONFIG_BYTES))
-        return parse_config(data)
-    except OSError as error:
-        reason = f"cannot read it: {error.strerror}"
-    except RecursionError:
-        reason = "no JSON: nested too deeply"
-    except ValueError as error:  # covers JSON and what `parse_config` raises
-        reason = str(error)
-    except KeyError as error:  # a ring_* field of the links' timing
-        reason = f"key 'timing.{error.args[0]}' is missing"
-    raise FleetError(
-        f"{path}: {reason[:PROBLEM_CHARACTERS]}",
-        hint="write the configuration anew: fleet provision",
-        exit_code=ExitCode.INVALID_INVENTORY,
-    )
+    return read_configuration(path, _parse, schema=CONFIG_SCHEMA, most_bytes=MAX_CONFIG_BYTES)
 
 
 def parse_config(data: Any) -> CoordinatorConfig:
@@ -128,29 +114,28 @@ def parse_config(data: Any) -> CoordinatorConfig:
 
     Raises:
         ValueError: a key is missing or wrong; names it.
-        KeyError: a `ring_*` field is missing.
     """
-    whole = Section(data)
-    if (schema := whole.integer("schema", 0)) != CONFIG_SCHEMA:
-        raise ValueError(f"schema {schema!r}, expected {CONFIG_SCHEMA}")
-    tls, timing = whole.section("tls"), whole.section("timing")
+    return parse_configuration(data, _parse, schema=CONFIG_SCHEMA)
+
+
+def _parse(whole: Section) -> CoordinatorConfig:
+    whole.only(*KEYS)
+    timing = whole.section("timing")
     boxes, pipelines = whole.section("boxes"), whole.section("pipelines")
     if not pipelines.names():
         raise ValueError("pipelines: expected at least one")
     config = CoordinatorConfig(
         site=whole.text("site"),
         box=whole.text("box"),
-        listen=_address(whole.section("listen")),
-        http=_address(whole.section("http")),
-        tls=TlsIdentity(
-            tls.path("ca"), tls.path("certificate"), tls.path("key"), whole.optional_path("clock_synchronised_file")
-        ),
+        listen=address(whole.section("listen")),
+        http=address(whole.section("http")),
+        tls=tls_identity(whole),
         database=whole.path("state_directory") / "coordinator.sqlite",
         pipelines={name: spec_from_json(name, pipelines.value(name)) for name in pipelines.names()},
         boxes={name: _box(name, boxes) for name in boxes.names()},
-        gateways=frozenset(whole.texts("gateways")) if whole.optional("gateways") else None,
+        gateways=frozenset(whole.texts("gateways")),
         timing=CoordinatorTiming(**{field.name: timing.seconds(field.name) for field in fields(CoordinatorTiming)}),
-        link_timing=LinkTiming.from_config({name: timing.seconds(name) for name in timing.names()}),
+        link_timing=link_timing(timing),
     )
     _check_members(config)
     return config
@@ -165,10 +150,6 @@ def _check_members(config: CoordinatorConfig) -> None:
             if box in seen:
                 raise ValueError(f"pipelines.{name}.boxes: {box!r} is in pipeline {seen[box]!r} already")
             seen[box] = name
-
-
-def _address(section: Section) -> Address:
-    return Address(section.text("host"), section.port("port", low=0))
 
 
 def _box(name: str, boxes: Section) -> BoxConfig:

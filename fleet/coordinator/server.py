@@ -5,39 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import TypeVar
 
 from fleet import __version__
+from fleet.coordinator.allowance import Allowance
 from fleet.coordinator.context import Context
-from fleet.coordinator.http import OPERATOR
+from fleet.coordinator.incoming import decode, heartbeat_of, leaving_reason, link_report_of, register_of, vote_of
 from fleet.coordinator.membership import Membership
 from fleet.coordinator.peers import Peer
 from fleet.coordinator.pipeline import Pipeline
 from fleet.coordinator.state import BoxState, GatewayState
+from fleet.coordinator.text import line
 from stage_runtime.link.connection import Link, LinkError
 from stage_runtime.link.control import PROTOCOL, decode_control
 from stage_runtime.link.endpoints import LinkServer, LinkSettings
 from stage_runtime.link.frames import Frame, FrameError, FrameType
-from stage_runtime.link.membership import (
-    ChallengeAnswer,
-    Committed,
-    Drained,
-    Heartbeat,
-    Leaving,
-    LinkReport,
-    Register,
-    Vote,
-)
+from stage_runtime.link.membership import ChallengeAnswer, Committed, Drained
 from stage_runtime.link.messages import Hello
 from stage_runtime.link.tasks import until_first_ends, within
 
 log = logging.getLogger("fleet.coordinator")
 
-# Epochs are counted from 1; a number beyond this is a lie, and would leave none to give out.
-LARGEST_EPOCH = 2**62
-MOST_PROCESS_ID_CHARACTERS = 128
-
-T = TypeVar("T")
+# A box whose links come more often than that, for minutes, keeps failing; a flapping one is far below.
+LINKS_AT_ONCE = 60
+LINKS_PER_SECOND = 0.5
+# Links of one box that have not registered: it needs one, and a second after a break.
+MOST_UNREGISTERED = 4
+REASON_CHARACTERS = 500
 
 
 class ControlServer:
@@ -47,6 +40,8 @@ class ControlServer:
         self._context = context
         self._pipelines = pipelines
         self._membership = Membership(context)
+        self._links: dict[str, Allowance] = {}  # by name in the certificate: the site's CA bounds it
+        self._unregistered: dict[str, list[Peer]] = {}
         config = context.config
         hello = Hello(PROTOCOL, "coordinator", config.box, config.site, "", "", 0, __version__)
         settings = LinkSettings(hello, config.tls, config.link_timing)
@@ -57,18 +52,22 @@ class ControlServer:
         if hello.role == "stage":
             return "" if config.pipeline_of(hello.box) else f"{hello.box!r} is no stage box of this site"
         if hello.role == "gateway":
-            known = hello.box != OPERATOR if config.gateways is None else hello.box in config.gateways
-            return "" if known else f"{hello.box!r} is no gateway of this site"
+            return "" if hello.box in config.gateways else f"{hello.box!r} is no gateway of this site"
         return f"role {hello.role!r} has no business with the coordinator"
 
     def _refused(self, address: str, reason: str) -> None:
         self._context.metrics.refused_links.inc()
-        log.warning("refused a connection from %s: %s", address, reason)
+        log.warning("refused a connection from %s: %s", address, line(reason, REASON_CHARACTERS))
 
     async def _handle(self, link: Link) -> None:
         """Serve one link until it ends."""
-        peer = Peer(link)
+        peer, now = Peer(link, self._context.config.timing.heartbeat_seconds), asyncio.get_running_loop().time()
+        links = self._links.setdefault(peer.box, Allowance.full(LINKS_AT_ONCE, LINKS_PER_SECOND, now))
         try:
+            if not links.take(now):
+                raise FrameError(
+                    f"{peer.box} has made {LINKS_AT_ONCE} links in a short time: one in {1 / LINKS_PER_SECOND:g} s"
+                )
             if link.peer.role == "gateway":
                 await self._serve_gateway(peer)
             else:
@@ -84,7 +83,7 @@ class ControlServer:
     async def _serve_stage(self, peer: Peer) -> None:
         box = self._context.boxes[peer.box]
         pipeline = self._pipelines[box.pipeline]
-        register = self._register(box, await self._first_frame(peer))
+        register = register_of(await self._first_frame(peer), box.name, box.pipeline)
         if refusal := await self._membership.admit(box, peer, register):
             self._refused(peer.address, refusal)
             await peer.refuse(refusal)
@@ -99,42 +98,40 @@ class ControlServer:
 
     async def _first_frame(self, peer: Peer) -> Frame:
         seconds = self._context.config.link_timing.handshake_seconds
+        waiting = self._unregistered.setdefault(peer.box, [])
+        if len(waiting) >= MOST_UNREGISTERED:
+            waiting.pop(0).link.close("newer links of its box have not registered either")
+        waiting.append(peer)
         try:
-            return await within(seconds, peer.link.receive())
+            return await within(seconds, peer.receive())
         except asyncio.TimeoutError:
             raise FrameError(f"no REGISTER within {seconds:g} s") from None
-
-    def _register(self, box: BoxState, frame: Frame) -> Register:
-        register = _decode(Register, frame, FrameType.REGISTER)
-        if register.pipeline != box.pipeline:
-            raise FrameError(f"{box.name} belongs to pipeline {box.pipeline!r}, registers for {register.pipeline!r}")
-        epochs = (register.committed_epoch, register.prepared_epoch, register.serving_epoch)
-        if max(*epochs, register.incarnation, register.memory_total_bytes) > LARGEST_EPOCH:
-            raise FrameError("REGISTER with a number beyond all reason")
-        if not 0 < len(register.process_id) <= MOST_PROCESS_ID_CHARACTERS or not 0 < register.ring_port < 2**16:
-            raise FrameError("REGISTER without a process id or a port")
-        return register
+        finally:
+            if peer in waiting:
+                waiting.remove(peer)
 
     async def _read_stage(self, peer: Peer, box: BoxState, pipeline: Pipeline) -> None:
         while True:
-            frame = await peer.link.receive()
+            frame = await peer.receive()
             kind = frame.type
             if kind is FrameType.HEARTBEAT:
-                pipeline.heartbeat(box, decode_control(Heartbeat, frame.body))
+                pipeline.heartbeat(box, heartbeat_of(frame.body))
             elif kind is FrameType.LINK_REPORT:
-                pipeline.link_report(box, decode_control(LinkReport, frame.body))
+                pipeline.link_report(box, link_report_of(frame.body))
             elif kind is FrameType.VOTE:
-                pipeline.vote(box, decode_control(Vote, frame.body))
+                pipeline.vote(box, vote_of(frame.body))
             elif kind is FrameType.COMMITTED:
                 pipeline.committed(box, decode_control(Committed, frame.body).epoch)
             elif kind is FrameType.LEAVING:
-                pipeline.leaving(box, decode_control(Leaving, frame.body).reason)
+                pipeline.leaving(box, leaving_reason(frame.body))
             elif kind is FrameType.ANSWER:
                 self._membership.answered(peer, decode_control(ChallengeAnswer, frame.body))
             else:
-                register = self._register(box, frame)  # again, with newer measurements
+                register = register_of(frame, box.name, box.pipeline)  # again, with newer measurements
                 if register.process_id != box.record.process_id:
                     raise FrameError("REGISTER of another process on the same link")
+                if not peer.may_measure():
+                    raise FrameError("REGISTER again and again")
                 pipeline.measured(box, register)
 
     # -- gateways -----------------------------------------------------------------------------------------------------
@@ -150,24 +147,22 @@ class ControlServer:
         self._context.event("gateway-joined", f"gateway on {peer.box}, from {peer.address}", box=peer.box)
         for pipeline in self._pipelines.values():
             pipeline.gateway_joined(gateway)
+        ended = "the coordinator stops"
         try:
             await until_first_ends(peer.send_posted(), self._read_gateway(gateway))
+        except (LinkError, FrameError) as error:
+            ended = str(error)
+            raise
         finally:
             if gateway in gateways:
                 gateways.remove(gateway)
             self._context.metrics.gateways.set(len(gateways))
-            self._context.event("gateway-lost", f"gateway on {peer.box}: {peer.link.closed_reason}", box=peer.box)
+            self._context.event("gateway-lost", f"gateway on {peer.box}: {ended}", box=peer.box)
 
     async def _read_gateway(self, gateway: GatewayState) -> None:
         while True:
-            drained = _decode(Drained, await gateway.peer.link.receive(), FrameType.DRAINED)
+            drained = decode(Drained, await gateway.peer.receive(), FrameType.DRAINED)
             pipeline = self._pipelines.get(drained.pipeline)
             if pipeline is None:
                 raise FrameError(f"DRAINED for pipeline {drained.pipeline[:80]!r}, which is not served here")
             pipeline.drained(gateway, drained.epoch)
-
-
-def _decode(kind: type[T], frame: Frame, expected: FrameType) -> T:
-    if frame.type is not expected:
-        raise FrameError(f"{frame.type.name} where {expected.name} was expected")
-    return decode_control(kind, frame.body)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import ExitCode, FleetError
+from stage_runtime.link.configuration import (
+    Address,
+    address,
+    link_timing,
+    parse_configuration,
+    read_configuration,
+    tls_identity,
+)
 from stage_runtime.link.connection import LinkTiming
-from stage_runtime.link.section import PROBLEM_CHARACTERS, Section
+from stage_runtime.link.section import Section
 from stage_runtime.link.tls import TlsIdentity
 
 CONFIG_SCHEMA = 2
 MAX_CONFIG_BYTES = 2**20
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where something listens."""
-
-    host: str
-    port: int
 
 
 @dataclass(frozen=True)
@@ -91,21 +89,7 @@ def load_config(path: Path) -> GatewayConfig:
     Raises:
         FleetError: not readable, not JSON, another schema, a key missing or of the wrong type or value.
     """
-    try:
-        with path.open("rb") as file:
-            data = json.loads(file.read(MAX_CONFIG_BYTES))
-        return parse_config(data)
-    except OSError as error:
-        reason = f"cannot read it: {error.strerror}"
-    except RecursionError:
-        reason = "no JSON: nested too deeply"
-    except ValueError as error:  # covers JSON and what `parse_config` raises
-        reason = str(error)
-    raise FleetError(
-        f"{path}: {reason[:PROBLEM_CHARACTERS]}",
-        hint="write the configuration anew: fleet provision",
-        exit_code=ExitCode.INVALID_INVENTORY,
-    )
+    return read_configuration(path, _parse, schema=CONFIG_SCHEMA, most_bytes=MAX_CONFIG_BYTES)
 
 
 def parse_config(data: Any) -> GatewayConfig:
@@ -114,11 +98,12 @@ def parse_config(data: Any) -> GatewayConfig:
     Raises:
         ValueError: a key is missing or wrong; names it.
     """
-    whole = Section(data)
-    if (schema := whole.integer("schema", 0)) != CONFIG_SCHEMA:
-        raise ValueError(f"schema {schema!r}, expected {CONFIG_SCHEMA}")
-    tls = whole.section("tls")
-    loopback = _listener(whole.section("loopback")) if whole.optional("loopback") else None
+    return parse_configuration(data, _parse, schema=CONFIG_SCHEMA)
+
+
+def _parse(whole: Section) -> GatewayConfig:
+    whole.only("schema", "clock_synchronised_file", *(field.name for field in fields(GatewayConfig)))
+    loopback = address(whole.section("loopback")) if whole.optional("loopback") else None
     if loopback is not None and loopback.host not in ("127.0.0.1", "::1"):
         raise ValueError(f"loopback.host {loopback.host!r}: plain HTTP is served on 127.0.0.1 or ::1 only")
     pipelines, coordinator = whole.section("pipelines"), whole.section("coordinator")
@@ -131,11 +116,9 @@ def parse_config(data: Any) -> GatewayConfig:
         coordinator=CoordinatorConfig(
             coordinator.text("box"), Address(coordinator.text("host"), coordinator.port("port"))
         ),
-        listen=_listener(whole.section("listen")),
+        listen=address(whole.section("listen")),
         loopback=loopback,
-        tls=TlsIdentity(
-            tls.path("ca"), tls.path("certificate"), tls.path("key"), whole.optional_path("clock_synchronised_file")
-        ),
+        tls=tls_identity(whole),
         api_keys_file=whole.path("api_keys_file"),
         journal_directory=whole.path("journal_directory"),
         max_queued_requests=whole.integer("max_queued_requests", 0),
@@ -145,20 +128,8 @@ def parse_config(data: Any) -> GatewayConfig:
         keep_alive_seconds=whole.seconds("keep_alive_seconds"),
         resume_max_seconds=whole.seconds("resume_max_seconds"),
         resume_max_streams=whole.integer("resume_max_streams", 0),
-        timing=_timing(whole.section("timing")),
+        timing=link_timing(whole.section("timing")),
     )
-
-
-def _listener(section: Section) -> Address:
-    return Address(section.text("host"), section.port("port", low=0))
-
-
-def _timing(section: Section) -> LinkTiming:
-    seconds = {name: section.seconds(name) for name in section.names()}
-    try:
-        return LinkTiming.from_config(seconds)
-    except KeyError as error:
-        raise ValueError(f"timing: key {error} is missing") from None
 
 
 def _pipeline(name: str, section: Section) -> PipelineConfig:

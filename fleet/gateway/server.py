@@ -16,7 +16,7 @@ from fleet.gateway.answering import Answering
 from fleet.gateway.app import Gateway
 from fleet.gateway.auth import load_api_keys
 from fleet.gateway.backend import Backend
-from fleet.gateway.config import Address, GatewayConfig
+from fleet.gateway.config import GatewayConfig
 from fleet.gateway.healing import HealingPipeline
 from fleet.gateway.journal import Journal
 from fleet.gateway.links import make_channel
@@ -24,6 +24,7 @@ from fleet.gateway.log import logger
 from fleet.gateway.metrics import GatewayMetrics
 from fleet.gateway.streams import StreamRegistry
 from fleet.gateway.vocabulary import Vocabulary
+from stage_runtime.link.configuration import Address
 
 SHUTDOWN_SECONDS = 5.0
 """Open answers may finish so long after SIGTERM; supervisord waits 10 s before it kills."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.errors import ExitCode, FleetError
+from fleet.inventory.model import Role
 from fleet.inventory.sitefile import SiteFile
 from fleet.planning.cost import MIB
 from fleet.planning.site import box_cost
@@ -131,6 +132,7 @@ def coordinator_config(view: SiteView, box: str, layout: BoxLayout) -> dict[str,
         "state_directory": layout.state_of("coordinator"),
         "pipelines": {name: spec_to_json(spec) for name, spec in view.specs.items()},
         "boxes": {name: _box(view, name) for name in members},
+        "gateways": list(view.site_file.boxes_with(Role.GATEWAY)),
         "timing": _coordinator_timing(view.site_file),
     }
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 LARGEST_PORT = 65535
 LONGEST_SECONDS = 7 * 24 * 3600.0
 SHOWN_CHARACTERS = 80
-PROBLEM_CHARACTERS = 500
 
 
 class Section:
@@ -28,6 +29,15 @@ class Section:
         if not isinstance(data, dict):
             raise ValueError(f"{where or 'the file'}: read {_shown(data)}, expected a mapping")
         self._data: dict[str, Any] = data
+
+    def only(self, *keys: str) -> Section:
+        """This object, if it has no other keys than these; ValueError otherwise."""
+        for key in self._data:
+            if key not in keys:
+                near = difflib.get_close_matches(key, keys, 1)
+                asked = f", did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"unknown key {self._name(key)[:SHOWN_CHARACTERS]!r}{asked}")
+        return self
 
     def names(self) -> list[str]:
         """The keys, in the order of the file."""
@@ -53,6 +63,13 @@ class Section:
         value = self._value(key)
         if not isinstance(value, str) or not value:
             raise self._wrong(key, value, "a string")
+        return value
+
+    def one_of(self, key: str, allowed: Collection[str]) -> str:
+        """One of these strings; ValueError otherwise."""
+        value = self.text(key)
+        if value not in allowed:
+            raise self._wrong(key, value, " or ".join(allowed))
         return value
 
     def path(self, key: str) -> Path:

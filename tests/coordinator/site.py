@@ -132,6 +132,7 @@ def config_data(
             }
             for box in boxes
         },
+        "gateways": ["control", *boxes],
         "timing": TIMING | changes.pop("timing", {}),
         **changes,
     }

@@ -180,7 +180,7 @@ def _ring(data: dict[str, Any]) -> None:
     [
         (_cut, "timing.settle_seconds"),
         (_foreign, "box9"),
-        (_schema, "schema 9"),
+        (_schema, "schema: read 9"),
         (_nobody, "at least one"),
         (_rate, "bytes_per_second"),
         (_ring, "ring_ping_seconds"),

@@ -62,11 +62,11 @@ def test_the_configuration_is_read(tmp_path: Path, pki: Pki) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 9}, "schema 9, expected 2"),
+        ({"schema": 9}, "schema: read 9, this version knows 2"),
         ({"loopback": {"host": "192.0.2.1", "port": 1}}, "127.0.0.1 or ::1 only"),
         ({"listen": {"host": "x"}}, "'listen.port' is missing"),
         ({"pipelines": {"p": {}}}, "is missing"),
-        ({"timing": {}}, "timing: key 'ring_connect_seconds' is missing"),
+        ({"timing": {}}, "key 'timing.ring_connect_seconds' is missing"),
         ({"coordinator": {"box": "control", "host": "h"}}, "'coordinator.port' is missing"),
         ({"resume_max_streams": -1}, "resume_max_streams: read -1"),
         ({"timing": {"ring_ping_seconds": "soon"}}, "timing.ring_ping_seconds: read 'soon', expected seconds"),
