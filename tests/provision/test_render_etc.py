@@ -87,6 +87,7 @@ def test_coordinator_json_has_exactly_what_the_contract_says(inputs: RenderInput
             }
             for number, cores in ((1, CORES_WHEN_UNKNOWN), (2, CORES_WHEN_UNKNOWN), (3, 3))
         },
+        "gateways": ["control"],
     }
     assert isinstance(timing, dict)
     wanted = {name for name in Timing.model_fields if not name.startswith("ssh_") and "_gate_" not in name}
