@@ -277,7 +277,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--fresh", action="store_true", help="measure again what an earlier run has finished")
     arguments = parser.parse_args(argv)
     print("\n".join(machine_lines()), flush=True)
-    settings: dict[str, object] = {"tokens": MAX_TOKENS, "streams": len(OPEN_STREAMS), "timing": SHORT_TIMES}
+    print("times that differ from inventory/lab.yaml:", ", ".join(f"{name} {value:g}" for name, value in TIMES.items()))
+    settings: dict[str, object] = {"tokens": MAX_TOKENS, "streams": len(OPEN_STREAMS), "timing": TIMES}
     rounds = Rounds("failover", settings, fresh=arguments.fresh)
     run_rounds(rounds, arguments.n, arguments.kinds, arguments.boxes)
     print(report(rounds))
