@@ -13,11 +13,14 @@ from fleet.coordinator.hold_down import HoldDown
 from fleet.coordinator.metrics import CoordinatorMetrics
 from fleet.coordinator.state import BoxState, GatewayState
 from fleet.coordinator.store import BoxRecord, Event, Kept, Store
+from fleet.coordinator.text import line
 
 log = logging.getLogger("fleet.coordinator")
 
 # Deadlines are looked at so often at least; evidence that comes in is looked at when it comes.
 MOST_TICK_SECONDS = 0.25
+# Of an event; the longest honest one describes a plan of 60 boxes.
+MOST_EVENT_CHARACTERS = 2000
 EVENTS_AS_WARNINGS = frozenset(
     {"box-dead", "box-hung", "box-slow", "box-clone-refused", "box-held-down", "plan-aborted", "plan-refused"}
 )
@@ -60,6 +63,7 @@ class Context:
         self, kind: str, text: str, *, pipeline: str = "", box: str = "", milliseconds: dict[str, int] | None = None
     ) -> None:
         """Something happened: one line of the log, one event, one count."""
+        text = line(text, MOST_EVENT_CHARACTERS)
         self.store.event(Event(kind, text, pipeline, box, milliseconds or {}))
         self.metrics.events.labels(kind).inc()
         fields = {"event": kind, "pipeline": pipeline, "box": box, **(milliseconds or {})}

@@ -180,7 +180,7 @@ def conclude(situation: Situation, wanted: Wanted, answer: Planned, last_answer:
     """
     result = last_answer if isinstance(answer, Refusal) else answer
     if isinstance(result, PipelinePlan):
-        same = situation.plan is not None and result.stages == situation.plan.stages
+        same = result == situation.plan  # a change of the load alone is one too
         return None if wanted.planned and same else Start(result, wanted.planned, wanted.reason)
     if result is None:
         return None

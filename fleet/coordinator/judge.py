@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from stage_runtime.link.membership import LinkReport
@@ -119,10 +120,15 @@ def is_slow(step_seconds: float | None, usual_step_seconds: float | None) -> boo
 
 @dataclass(frozen=True)
 class Trouble:
-    """Two boxes that live but can't reach each other, and the one to leave out."""
+    """Two boxes that live but can't reach each other, and the one to leave out.
+
+    Attributes:
+        box: left out. involved: box → how many complaints it has a part in.
+    """
 
     box: str
     reason: str
+    involved: Mapping[str, int]
 
 
 def ring_trouble(
@@ -130,15 +136,18 @@ def ring_trouble(
     order: Sequence[str],
     alive: Collection[str],
     thresholds: Thresholds,
+    before: Mapping[str, int] = MappingProxyType({}),
 ) -> Trouble | None:
     """Who is left out when the ring of the plan that serves does not form although its boxes live.
 
-    The box that most of its neighbours complain about (or complain with) is left out; of two that are equal the later
-    one in ring order, because the first stage holds the most.
+    The box that most of its neighbours complain about (or complain with) is left out. Of two that are equal the one
+    that had the larger part in earlier trouble: whoever can't reach one neighbour after the other, or says so, is what
+    they have in common. Of two that are equal in that too the later one in ring order: the first stage holds the most.
 
     Args:
         reports: (reporter, about) → the last report and its age in seconds.
         order: the plan's boxes in ring order. alive: judged alive.
+        before: box → its part in earlier trouble.
     """
     involved: Counter[str] = Counter()
     pairs: list[tuple[str, LinkReport]] = []
@@ -149,6 +158,8 @@ def ring_trouble(
             pairs.append((reporter, report))
     if not pairs:
         return None
-    box = max(involved, key=lambda name: (involved[name], order.index(name)))
+    box = max(involved, key=lambda name: (involved[name], before.get(name, 0), order.index(name)))
     reporter, report = next((who, said) for who, said in pairs if box in (who, said.box))
-    return Trouble(box, f"{reporter} and {report.box} live but can't reach each other ({report.kind}: {report.text})")
+    return Trouble(
+        box, f"{reporter} and {report.box} live but can't reach each other ({report.kind}: {report.text})", involved
+    )

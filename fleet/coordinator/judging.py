@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import replace
 from typing import Literal
 
@@ -26,6 +28,8 @@ class Judging:
         self._reports = reports
         self._thresholds = thresholds
         self._boxes = [context.boxes[name] for name in spec.boxes]
+        self._trouble_before: Counter[str] = Counter()  # box → its part in trouble of rings, of which the last was at
+        self._trouble_at = -math.inf
         self._beats = {name: context.metrics.heartbeats.labels(name) for name in spec.boxes}
 
     # -- what comes in ------------------------------------------------------------------------------------------------
@@ -94,6 +98,7 @@ class Judging:
             said = self._reports.about(box.name, switching.epoch, others, now)
             verdict = judge(evidence_of(box, said, witness=bool(others), now=now), self._thresholds)
             self._apply(box, verdict, now)
+        self._leave_out_quitters(now)
         self._leave_out_trouble(now)
 
     def detected_since(self, now: float) -> float:
@@ -170,8 +175,23 @@ class Judging:
         if not set(order) <= alive:
             return
         reports = self._reports.of_ring(serving.record.epoch, serving.committed_at, now)
-        if trouble := ring_trouble(reports, order, alive, self._thresholds):
+        if now - self._trouble_at >= self._context.config.timing.hold_down_forget_seconds:
+            self._trouble_before.clear()
+        if trouble := ring_trouble(reports, order, alive, self._thresholds, self._trouble_before):
+            self._trouble_before.update(trouble.involved)
+            self._trouble_at = now
             self._condemn(self._context.boxes[trouble.box], "dead", trouble.reason, now)
+
+    def _leave_out_quitters(self, now: float) -> None:
+        """Who gives up the plan that serves gets a new one once; who does it again soon is left out."""
+        switching, forget = self._switching, self._context.config.timing.hold_down_forget_seconds
+        for box in self._boxes:
+            if box.name not in switching.fenced_by or box.gave_up == switching.epoch:
+                continue
+            if box.gave_up and now - box.gave_up_at < forget and not box.condemned:
+                reason = f"it gave up epoch {switching.epoch}, which serves, as it had epoch {box.gave_up}"
+                self._condemn(box, "dead", reason, now)
+            box.gave_up, box.gave_up_at = switching.epoch, now
 
     def _condemn(
         self, box: BoxState, how: Literal["dead", "hung"], reason: str, now: float, *, counts: bool = True

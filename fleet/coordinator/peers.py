@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from fleet.coordinator.allowance import Allowance
 from stage_runtime.link.connection import Link, LinkError
 from stage_runtime.link.control import Refused, encode_control
-from stage_runtime.link.frames import Frame, FrameType
+from stage_runtime.link.frames import Frame, FrameError, FrameType
 from stage_runtime.link.tasks import within
 
 # Messages that wait for one peer. A healthy one has none waiting; one that lets so many pile up is as good as gone.
@@ -15,6 +16,15 @@ MOST_WAITING = 512
 # A refused peer closes when it has read why.
 REFUSED_SECONDS = 0.5
 REASON_CHARACTERS = 2000
+# Messages that a peer may send at once, e.g. after the coordinator stood still for seconds, and those a second beside
+# its heartbeats: a ring that breaks brings a handful.
+MESSAGES_AT_ONCE = 400
+MESSAGES_PER_SECOND = 20.0
+HEARTBEATS_EARLY = 4  # times as many as are due: each change of state brings one
+# Newer measurements cost a new look at every plan. A stage has them at its start, and when it has a head for the first
+# time.
+MEASUREMENTS_AT_ONCE = 20
+MEASUREMENTS_PER_SECOND = 0.1
 
 
 class Peer:
@@ -22,15 +32,37 @@ class Peer:
 
     `post` never waits; `send_posted` is a task of the link's owner.
 
+    Args:
+        link: its link. heartbeat_seconds: between two heartbeats that it sends.
+
     Attributes:
         link: its link. box: the name in its certificate. address: where it dialled from.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, heartbeat_seconds: float) -> None:
+        now, often = asyncio.get_running_loop().time(), MESSAGES_PER_SECOND + HEARTBEATS_EARLY / heartbeat_seconds
         self.link = link
         self.box = link.peer.box
         self.address = link.peer_host
         self._waiting: asyncio.Queue[Frame] = asyncio.Queue(MOST_WAITING)
+        self._messages = Allowance.full(MESSAGES_AT_ONCE, often, now)
+        self._measurements = Allowance.full(MEASUREMENTS_AT_ONCE, MEASUREMENTS_PER_SECOND, now)
+
+    async def receive(self) -> Frame:
+        """Its next message.
+
+        Raises:
+            LinkError: the link has ended.
+            FrameError: it sends more than any peer has to say.
+        """
+        frame = await self.link.receive()
+        if not self._messages.take(asyncio.get_running_loop().time()):
+            raise FrameError(f"{self.box} sends messages without end, the last one {frame.type.name}")
+        return frame
+
+    def may_measure(self) -> bool:
+        """Whether it may bring newer measurements once more."""
+        return self._measurements.take(asyncio.get_running_loop().time())
 
     def post(self, kind: FrameType, message: Any, epoch: int = 0) -> None:
         """Send this after what was posted before; a peer that does not read loses its link."""

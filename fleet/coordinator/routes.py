@@ -8,12 +8,15 @@ from typing import Literal
 
 from fleet.coordinator.state import BoxState, members
 from fleet.coordinator.switching import Switching
+from fleet.coordinator.text import line
 from fleet.planning.cost import MIB
 from fleet.planning.spec import PipelineSpec, Refusal
 from stage_runtime.link.membership import Route
 
 # What a client is told that is refused because no plan fits: a box that reboots is back in about so long.
 RETRY_AFTER_SECONDS = 15.0
+# Of each text of a ROUTE, however many boxes are out: a frame that is too long would reach no gateway.
+TEXT_CHARACTERS = 2000
 
 StateName = Literal["serving", "replanning", "refused", "none"]
 
@@ -59,7 +62,7 @@ def route_of(spec: PipelineSpec, switching: Switching, refusal: Refusal | None, 
         pipeline=spec.name,
         epoch=switching.epoch,
         state=state,
-        reason=reason,
+        reason=line(reason, TEXT_CHARACTERS),
         first_stage=first.name if first else "",
         host=first.host if first else "",
         port=first.port if first else 0,
@@ -67,7 +70,7 @@ def route_of(spec: PipelineSpec, switching: Switching, refusal: Refusal | None, 
         max_tokens_per_sequence=spec.max_tokens_per_sequence,
         retry_after_seconds=RETRY_AFTER_SECONDS,
         missing_mebibytes={name: str(amount) for name, amount in missing_mebibytes(refusal).items()},
-        degraded=degraded(spec, boxes) if state == "serving" else "",
+        degraded=line(degraded(spec, boxes), TEXT_CHARACTERS) if state == "serving" else "",
         planned=bool(serving and serving.record.planned and switching.draining),
     )
 

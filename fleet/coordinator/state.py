@@ -33,6 +33,7 @@ class BoxState:
         unfit: why it can't hold what it was given; empty otherwise.
         leaving: why it stops; empty otherwise. let_go: it was told that it may.
         short_bytes: memory that a vote said it lacks beyond what was known; believed until `short_until`.
+        gave_up: last epoch whose ring it gave up while it served, and when; 0: none.
         out: it was lost, and has not been taken back. silent_seconds: how long nothing had come when its link ended.
         slow_since: since when its steps have been far above its history; None while they aren't.
         verdict: the last one. since: when its state, as shown, began.
@@ -60,6 +61,8 @@ class BoxState:
     let_go: bool = False
     short_bytes: int = 0
     short_until: float = 0.0
+    gave_up: int = 0
+    gave_up_at: float = 0.0
     out: bool = False
     silent_seconds: float = 0.0
     slow_since: float | None = None

@@ -32,8 +32,8 @@ class Switching:
 
     Attributes:
         serving: the committed epoch. draining: the one before, after a planned switch. switch: waits for votes.
-        fenced: a member runs no ring of the epoch that serves, and can't any more: e.g. it stopped that ring for an
-            epoch that was never committed.
+        fenced_by: members that run no ring of the epoch that serves, and can't any more: e.g. they stopped that ring
+            for an epoch that was never committed.
         calm_after: no better split before then: a loss was mended just now.
         improve_after: no planned switch that only improves things before then: the last one failed.
     """
@@ -43,7 +43,7 @@ class Switching:
         self.serving: Serving | None = None
         self.draining: Draining | None = None
         self.switch: Switch | None = None
-        self.fenced = False
+        self.fenced_by: set[str] = set()
         self.calm_after = -math.inf
         self.improve_after = -math.inf
         self._context = context
@@ -51,6 +51,11 @@ class Switching:
         self._next_epoch = 1
         self._reserved = 0
         self._failures = 0  # planned switches that failed since the last commit
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the ring of the epoch that serves can't go on."""
+        return bool(self.fenced_by)
 
     @property
     def epoch(self) -> int:
@@ -75,6 +80,13 @@ class Switching:
                 context.store.epoch_state(self.spec.name, record.epoch, "aborted")
                 self._event("plan-aborted", f"epoch {record.epoch}: the coordinator stopped before it was committed")
         committed = [record for record in kept if record.state == "committed"]
+        for record in committed:
+            if strangers := [name for name in members(record.plan) if name not in self.spec.boxes]:
+                context.store.epoch_state(self.spec.name, record.epoch, "retired")
+                self._event(
+                    "plan-retired", f"epoch {record.epoch}: {', '.join(strangers)} not in the pipeline any more"
+                )
+        committed = [each for each in committed if set(members(each.plan)) <= set(self.spec.boxes)]
         if committed:
             self.serving = Serving(committed[-1], committed_at=now)
         for record in committed[:-1]:
@@ -110,7 +122,7 @@ class Switching:
             elif register.serving_epoch == self.epoch:
                 serving.confirmed.add(box.name)
             else:
-                self.fenced = True  # whatever it was that stopped its ring, nothing starts this one again
+                self.fenced_by.add(box.name)  # whatever it was that stopped its ring, nothing starts this one again
         last_live = self.draining.record.epoch if self.draining else self.epoch
         if 0 < register.serving_epoch < last_live:
             self._post(box, FrameType.RETIRE, Retire(last_live - 1, "a later plan serves"), last_live - 1)
@@ -152,7 +164,7 @@ class Switching:
         switch = self.switch
         if switch is None or vote.epoch != switch.record.epoch or box.name not in switch.voters:
             if not vote.yes and 0 < vote.epoch == self.epoch and box.name in members(self.plan):
-                self.fenced = True  # so it answers a COMMIT of which its log knows nothing
+                self.fenced_by.add(box.name)  # so it answers a COMMIT of which its log knows nothing
             elif vote.yes and vote.epoch == self.epoch:  # it prepared before its link broke, and votes again
                 self._post(box, FrameType.COMMIT, Commit(self.epoch), self.epoch)
             elif vote.yes and vote.epoch > self.epoch:
@@ -227,7 +239,8 @@ class Switching:
             return False
         now = context.clock.now()
         context.metrics.phases.labels("commit").observe(switch.phases.ended("commit", now))
-        self.switch, self.fenced, self._failures = None, False, 0
+        self.switch, self._failures = None, 0
+        self.fenced_by.clear()
         if before is not None and not record.planned:
             self.calm_after = now + context.config.timing.settle_seconds
         self.serving = Serving(

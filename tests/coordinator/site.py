@@ -222,8 +222,10 @@ class ScriptedStage(Dialler):
 
     def __init__(self, ca: SiteCa, box: str) -> None:
         super().__init__(ca, box, "stage")
+        self.pipeline = "main"
         self.process_id = secrets.token_hex(8)
         self.incarnation = 1
+        self.layer_seconds: float | None = None
         self.memory_bytes = BOX_BYTES
         self.ring_port = 7401
         self.answer: Callable[[Prepare], Vote | None] = lambda prepare: Vote(prepare.epoch, True, "", 0, 0.01)
@@ -238,7 +240,7 @@ class ScriptedStage(Dialler):
     def register(self) -> Register:
         """REGISTER as it is now."""
         return Register(
-            "main",
+            self.pipeline,
             self.incarnation,
             self.process_id,
             self.ring_port,
@@ -246,7 +248,7 @@ class ScriptedStage(Dialler):
             self.prepared,
             self.serving,
             self.memory_bytes,
-            None,
+            self.layer_seconds,
             None,
         )
 
