@@ -9,7 +9,7 @@ from typing import Literal
 
 from stage_runtime.link.frames import Frame, FrameError, FrameType, encode_frame, read_frame
 from stage_runtime.link.messages import Hello
-from stage_runtime.link.silence import Silence
+from stage_runtime.link.silence import Silence, ping_due
 
 READ_BUFFER_BYTES = 1024 * 1024
 WRITE_BUFFER_BYTES = 8 * 1024 * 1024  # a few prefill chunks may wait for a busy neighbour before sending blocks
@@ -179,7 +179,7 @@ class Link:
                 silent = self._silence.silent_seconds(now)
                 self._end(LinkError(f"{self.peer.box} was silent for {silent:.1f} s", "silent", silent))
                 return
-            if now - self._last_sent >= ping:
-                self._last_sent = now
+            if now >= (due := ping_due(self._last_sent, ping)):
+                self._last_sent, due = now, ping_due(now, ping)
                 self._writer.write(encode_frame(Frame(FrameType.PING, epoch=self.peer.epoch)))
-            await asyncio.sleep(max(LEAST_WAIT_SECONDS, min(self._last_sent + ping - now, left)))
+            await asyncio.sleep(max(LEAST_WAIT_SECONDS, min(due - now, left)))

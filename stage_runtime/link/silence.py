@@ -14,6 +14,9 @@ from dataclasses import dataclass
 MEMORY_SECONDS = 60.0
 # The deadline lies so many times the worst lateness above the least one.
 LATENESS_FACTOR = 3.0
+# A ping period has so many moments at which pings go out: those of many links share one, for a process that wakes up
+# for each of them spends more on waking up than on pings.
+MOMENTS = 8
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,12 @@ class _Late:
 
     at: float
     seconds: float
+
+
+def ping_due(last_sent: float, ping_seconds: float) -> float:
+    """When a ping must go out if nothing else does: at the last shared moment within a ping period of what was sent."""
+    moment = ping_seconds / MOMENTS
+    return (last_sent + ping_seconds) // moment * moment
 
 
 class Silence:

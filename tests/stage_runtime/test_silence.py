@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage_runtime.link.silence import LATENESS_FACTOR, MEMORY_SECONDS, Silence
+from stage_runtime.link.silence import LATENESS_FACTOR, MEMORY_SECONDS, MOMENTS, Silence, ping_due
 
 LEAST, MOST, PING = 0.8, 3.0, 0.2
 gaps = st.lists(st.floats(0.001, 5.0), max_size=60)
@@ -79,3 +79,15 @@ def test_who_is_silent_beyond_the_deadline_is_dead(quiet: float) -> None:
 
 def test_a_least_deadline_above_the_most_gives_way() -> None:
     assert Silence(5.0, 3.0, PING, 0.0).deadline_seconds(0.0) == 3.0
+
+
+@given(st.floats(0.0, 1e7))
+def test_a_ping_is_never_late_and_hardly_early(last_sent: float) -> None:
+    rounding_seconds = 1e-6
+    early = last_sent + PING - ping_due(last_sent, PING)
+    assert -rounding_seconds <= early <= PING / MOMENTS + rounding_seconds
+
+
+@given(st.lists(st.floats(0.0, PING), min_size=1, max_size=60))
+def test_the_pings_of_many_links_share_a_few_moments(sent: list[float]) -> None:
+    assert len({ping_due(each, PING) for each in sent}) <= MOMENTS + 1
