@@ -27,7 +27,7 @@ from fleet.coordinator.judging import Judging
 from fleet.coordinator.planner import Planner
 from fleet.coordinator.reports import Reports
 from fleet.coordinator.routes import route_of
-from fleet.coordinator.standing import note_state
+from fleet.coordinator.standing import box_state, note_state
 from fleet.coordinator.state import BoxState, GatewayState, Phases, members
 from fleet.coordinator.store import StoreError
 from fleet.coordinator.switching import Switching
@@ -68,6 +68,7 @@ class Pipeline:
         )
         self._judging = Judging(context, spec, self.switching, self.reports, thresholds)
         self._changed = asyncio.Event()
+        self._ordering = asyncio.Lock()
         self._outlook_wanted = asyncio.Event()
         self._outlook_of: tuple[int, frozenset[str]] = (0, frozenset())
         self._failing_since: float | None = None  # detection of the loss that is being mended
@@ -148,14 +149,10 @@ class Pipeline:
             DrainRefused: no plan fits without it.
             StoreError: it can't be written down.
         """
-        if box.name in members(self.switching.plan):
-            rest = self._situation(self._context.clock.now()).boxes
-            alive = frozenset(name for name, view in rest.items() if view.usable and name != box.name)
-            self._use_costs(self._context.clock.now())
-            answer = await self.planner.think("merge", alive)
-            if isinstance(answer, Refusal):
-                raise DrainRefused(answer)
-        await self._set_drained(box, "drain-requested", drained=True)
+        async with self._ordering:  # of two orders at once, the second must know of the first
+            if box.name in members(self.switching.plan) and not box.record.drained:
+                await self._check_rest(box)
+            await self._set_drained(box, "drain-requested", drained=True)
 
     async def undrain(self, box: BoxState) -> None:
         """The box may be used again; durable when this returns.
@@ -163,7 +160,22 @@ class Pipeline:
         Raises:
             StoreError: it can't be written down.
         """
-        await self._set_drained(box, "undrain-requested", drained=False)
+        async with self._ordering:
+            await self._set_drained(box, "undrain-requested", drained=False)
+
+    async def _check_rest(self, box: BoxState) -> None:
+        """Whether the others can do without a box; DrainRefused if not."""
+        now = self._context.clock.now()
+        alive = frozenset(name for name, view in self._situation(now).boxes.items() if view.usable and name != box.name)
+        if not alive:
+            others = [self._context.boxes[name] for name in self.spec.boxes if name != box.name]
+            why = ", ".join(f"{other.name} is {box_state(other, self.switching, self._context)[0]}" for other in others)
+            reason = f"pipeline {self.spec.name}: no other box can take over" + (f": {why}" if why else "")
+            raise DrainRefused(Refusal({}, reason))
+        self._use_costs(now)
+        answer = await self.planner.think("merge", alive)
+        if isinstance(answer, Refusal):
+            raise DrainRefused(answer)
 
     async def _set_drained(self, box: BoxState, kind: str, *, drained: bool) -> None:
         if not await self._context.store.works():

@@ -341,18 +341,23 @@ class ScriptedGateway(Dialler):
 
     async def handle(self, message: Any) -> None:
         if isinstance(message, Route) and message.planned and self.drains:
-            await self.drained(message.epoch - 1)
+            await self.drained(message.epoch - 1, message.pipeline)
 
-    async def drained(self, epoch: int) -> None:
+    async def drained(self, epoch: int, pipeline: str = "main") -> None:
         """DRAINED."""
-        await self.say(FrameType.DRAINED, Drained("main", epoch))
+        await self.say(FrameType.DRAINED, Drained(pipeline, epoch))
 
     @property
     def route(self) -> Route:
-        """The last ROUTE."""
-        route = self.last(Route)
-        assert isinstance(route, Route)
+        """The last ROUTE of pipeline main."""
+        route = self.route_of("main")
+        assert route is not None
         return route
+
+    def route_of(self, pipeline: str) -> Route | None:
+        """The last ROUTE of a pipeline."""
+        routes = (each for each in reversed(self.inbox) if isinstance(each, Route))
+        return next((each for each in routes if each.pipeline == pipeline), None)
 
 
 @dataclass
@@ -425,7 +430,7 @@ class World:
 
         def served() -> bool:
             right = self.epoch >= (epoch or 1) and (boxes is None or set(self.spans) == boxes)
-            route = self.gateway.last(Route) if self.gateway is not None else None
+            route = self.gateway.route_of("main") if self.gateway is not None else None
             told = route is not None and (route.state, route.epoch) == ("serving", self.epoch)
             taken = all(self.stages[box].serving == self.epoch for box in self.spans)
             return right and told and taken and not self.switching
