@@ -11,8 +11,9 @@ from fleet.coordinator.awake import AwakeClock
 from fleet.coordinator.config import CoordinatorConfig
 from fleet.coordinator.hold_down import HoldDown
 from fleet.coordinator.metrics import CoordinatorMetrics
+from fleet.coordinator.records import BoxRecord, Event, Kept
 from fleet.coordinator.state import BoxState, GatewayState
-from fleet.coordinator.store import BoxRecord, Event, Kept, Store
+from fleet.coordinator.store import Store
 from fleet.coordinator.text import line
 
 log = logging.getLogger("fleet.coordinator")
@@ -22,7 +23,16 @@ MOST_TICK_SECONDS = 0.25
 # Of an event; the longest honest one describes a plan of 60 boxes.
 MOST_EVENT_CHARACTERS = 2000
 EVENTS_AS_WARNINGS = frozenset(
-    {"box-dead", "box-hung", "box-slow", "box-clone-refused", "box-held-down", "plan-aborted", "plan-refused"}
+    {
+        "box-dead",
+        "box-hung",
+        "box-slow",
+        "box-clone-refused",
+        "box-held-down",
+        "plan-aborted",
+        "plan-refused",
+        "database-replaced",
+    }
 )
 
 

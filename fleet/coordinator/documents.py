@@ -9,10 +9,10 @@ from typing import Any
 
 from fleet.coordinator.context import Context
 from fleet.coordinator.pipeline import Pipeline
+from fleet.coordinator.records import Event
 from fleet.coordinator.routes import degraded, missing_mebibytes, pipeline_state
 from fleet.coordinator.standing import box_state
 from fleet.coordinator.state import BoxState, members
-from fleet.coordinator.store import Event
 from stage_runtime.link.control import PROTOCOL
 
 

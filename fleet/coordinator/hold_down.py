@@ -33,7 +33,7 @@ class HoldDown:
 
     def remaining(self, now: float) -> float:
         """Seconds that it lasts still; 0 when it is over."""
-        return max(0.0, self.until - now)
+        return min(max(0.0, self.until - now), self.most_seconds)
 
     def restore(self, now: float, deaths: int, remaining: float) -> None:
         """Take up what an earlier process had kept: monotonic clocks do not outlive their machine's boot."""

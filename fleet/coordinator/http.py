@@ -8,11 +8,11 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from fleet.coordinator.context import Context
+from fleet.coordinator.database import StoreError
 from fleet.coordinator.documents import box_document, events_document, health_document, site_document
 from fleet.coordinator.pipeline import DrainRefused, Pipeline
 from fleet.coordinator.routes import missing_mebibytes
 from fleet.coordinator.state import BoxState
-from fleet.coordinator.store import StoreError
 from fleet.errors import FleetError
 from stage_runtime.link.tls import peer_identity
 

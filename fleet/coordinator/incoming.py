@@ -5,20 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
+from fleet.coordinator.records import LARGEST_EPOCH, is_step
 from fleet.coordinator.text import line
 from stage_runtime.link.control import decode_control
 from stage_runtime.link.frames import Frame, FrameError, FrameType
 from stage_runtime.link.membership import Heartbeat, Leaving, LinkReport, Register, Vote
 
-# Epochs are counted from 1; a number beyond this is a lie, and would leave none to give out.
-LARGEST_EPOCH = 2**62
 # No box has so much memory (an exbibyte); sums of such numbers stay far below 2^63.
 LARGEST_BYTES = 2**60
 MOST_PROCESS_ID_CHARACTERS = 128
-# The slowest box takes milliseconds for a step of one layer, and no clock tells less than a nanosecond. The planner
-# counts in whole picoseconds, for which what lies beyond is no number.
-LONGEST_STEP_SECONDS = 3600.0
-SHORTEST_STEP_SECONDS = 1e-9
 # The longest time that any configuration holds.
 LONGEST_SILENCE_SECONDS = 7 * 24 * 3600.0
 # What a stage says of itself or others is a line for people; it goes on to gateways, events and logs.
@@ -51,7 +46,7 @@ def register_of(frame: Frame, box: str, pipeline: str) -> Register:
     if max(*epochs, register.incarnation) > LARGEST_EPOCH or register.memory_total_bytes > LARGEST_BYTES:
         raise FrameError("REGISTER with a number beyond all reason")
     for seconds in (register.layer_seconds, register.head_seconds):
-        if seconds and not SHORTEST_STEP_SECONDS <= seconds <= LONGEST_STEP_SECONDS:  # 0 is "not measured"
+        if not is_step(seconds):
             raise FrameError(f"REGISTER with a step of {seconds:g} s, which is beyond all reason")
     if not 0 < len(register.process_id) <= MOST_PROCESS_ID_CHARACTERS or not 0 < register.ring_port < 2**16:
         raise FrameError("REGISTER without a process id or a port")

@@ -27,6 +27,7 @@ EVENT_KINDS = (
     "gateway-joined",
     "gateway-lost",
     "coordinator-started",
+    "database-replaced",
 )
 SWITCH_KINDS = ("planned", "unplanned")
 PHASES = ("detect", "plan", "prepare", "commit", "ring")

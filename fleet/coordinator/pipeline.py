@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from fleet.coordinator.context import Context
+from fleet.coordinator.database import StoreError
 from fleet.coordinator.decide import (
     Action,
     BoxView,
@@ -29,7 +30,6 @@ from fleet.coordinator.reports import Reports
 from fleet.coordinator.routes import route_of
 from fleet.coordinator.standing import box_state, note_state
 from fleet.coordinator.state import BoxState, GatewayState, Phases, members
-from fleet.coordinator.store import StoreError
 from fleet.coordinator.switching import Switching
 from fleet.planning.spec import PipelineSpec, Refusal
 from stage_runtime.link.frames import FrameType
@@ -190,6 +190,7 @@ class Pipeline:
             await self._context.store.commit()
         except StoreError:
             box.record = replace(box.record, drained=before)  # who asked hears that it is not so
+            self._context.keep(box)
             raise
 
     # -- the driver ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import signal
 from contextlib import AsyncExitStack
@@ -10,10 +11,11 @@ from typing import NoReturn
 
 from fleet.coordinator.config import CoordinatorConfig
 from fleet.coordinator.context import Context
+from fleet.coordinator.database import StoreError
 from fleet.coordinator.http import Api
 from fleet.coordinator.pipeline import Pipeline
 from fleet.coordinator.server import ControlServer
-from fleet.coordinator.store import Store, StoreError
+from fleet.coordinator.store import Store
 from fleet.errors import FleetError
 from stage_runtime.link.tasks import until_first_ends
 
@@ -46,6 +48,7 @@ class Coordinator:
             kept = await store.open()
             stack.push_async_callback(store.close)
             self.context = Context(self.config, store, kept)
+            store.made_anew = functools.partial(self.context.event, "database-replaced")
             self.pipelines = {name: Pipeline(spec, self.context) for name, spec in self.config.pipelines.items()}
             try:
                 for name, pipeline in self.pipelines.items():

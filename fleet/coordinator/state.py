@@ -9,7 +9,7 @@ from fleet.coordinator.config import BoxConfig
 from fleet.coordinator.hold_down import HoldDown
 from fleet.coordinator.judge import ChannelState, Verdict
 from fleet.coordinator.peers import Peer
-from fleet.coordinator.store import BoxRecord, EpochRecord
+from fleet.coordinator.records import BoxRecord, EpochRecord
 from fleet.planning.cost import BoxCost
 from fleet.planning.plan import PipelinePlan
 from stage_runtime.link.membership import Heartbeat, Vote

@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from fleet.coordinator.context import Context
+from fleet.coordinator.database import StoreError
 from fleet.coordinator.hold_down import MOST_DOUBLINGS
+from fleet.coordinator.records import EpochRecord
 from fleet.coordinator.reports import Reports
 from fleet.coordinator.state import BoxState, Draining, Phases, Serving, Switch, members
-from fleet.coordinator.store import EPOCHS_RESERVED, EpochRecord, StoreError
+from fleet.coordinator.store import EPOCHS_RESERVED
 from fleet.planning.cost import CostTable, Load
 from fleet.planning.heal import transition_missing
 from fleet.planning.plan import PipelinePlan
@@ -236,6 +238,9 @@ class Switching:
             await context.store.commit()
         except StoreError as error:
             switch.committing, switch.failed = False, str(error)
+            context.store.epoch(name, switch.record)  # as it was; what serves is live as before
+            if before is not None:
+                context.store.epoch(name, before)
             return False
         now = context.clock.now()
         context.metrics.phases.labels("commit").observe(switch.phases.ended("commit", now))

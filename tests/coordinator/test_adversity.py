@@ -65,7 +65,7 @@ def context_of(site: World) -> Context:
 
 def _refuse_writes(site: World, *, refuse: bool) -> None:
     """SQLite itself refuses, as it does on a disk that is full or read-only."""
-    database = context_of(site).store._database
+    database = context_of(site).store._database._connection
     assert database is not None
     database.execute(f"PRAGMA query_only={int(refuse)}")
 
