@@ -9,11 +9,14 @@ from stage_runtime.engine.scheduler import Delivery, Scheduler
 from stage_runtime.link.control import Open
 from stage_runtime.link.steps import TokenKind
 from stage_runtime.server.pipe import Pipe
-from stage_runtime.server.probe import RingProbe
+from stage_runtime.server.probe import ProbeError, RingProbe, probe_problem
 from stage_runtime.server.state import StageState
 
 # After a switch the streams that wait come in within moments; the probe's prefill is not put before theirs.
 PROBE_AFTER_SECONDS = 1.0
+# Before a planned switch the whole pass and so many single tokens show that the ring computes, and warm it up, while
+# another epoch's answers go on; the rest is as many steps as an answer of 57 tokens, and comes behind.
+FIRST_STEPS = 8
 
 
 class RingDriver:
@@ -49,22 +52,23 @@ class RingDriver:
         self._probe = RingProbe(pipe, vocab_size)
         self._probe_at = 0.0
 
-    async def probe_now(self) -> None:
-        """Run the whole probe while nothing else is to be done; one step at a time beside another epoch's answers.
+    async def try_ring(self) -> None:
+        """Run the probe's first steps, one at a time: another epoch's answers go on beside it.
 
         Raises:
             ProbeError: it did not pass. LinkError, FrameError, EngineError: the ring broke.
         """
-        most = 1 if self._state.serving is not None else self._scheduler.limits.stages
-        while not self._probe.done:
+        later = self._probe.waiting - FIRST_STEPS - 1
+        while self._probe.waiting > later or self._probe.in_flight:
             if self._pipe.has_returned:
                 self._probe.take((await self._pipe.collect()).results)
-            elif self._probe.waits and self._probe.in_flight < most:
+            elif not self._probe.in_flight:
                 await self._probe.send_next()
             else:
                 await self._wake.wait()
                 self._wake.clear()
-        await self._end_probe()
+        if problem := probe_problem(self._probe.largest):
+            raise ProbeError(problem)
 
     async def serve(self) -> None:
         """Schedule until cancelled; the probe runs behind, if it has not run yet.
@@ -118,7 +122,7 @@ class RingDriver:
 
     async def _advance_probe(self) -> bool:
         """Send a step of the probe, if there is a slot that nobody else wants; beside streams one at a time."""
-        if not self._probe.waits or asyncio.get_running_loop().time() < self._probe_at:
+        if not self._probe.waiting or asyncio.get_running_loop().time() < self._probe_at:
             return False
         stages = self._scheduler.limits.stages
         most = 1 if self._scheduler.active_sequences else stages

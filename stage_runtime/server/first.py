@@ -16,7 +16,7 @@ from stage_runtime.link.frames import FrameError, FrameType
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest, PipelineStatus
 from stage_runtime.link.tasks import until_first_ends, within
 from stage_runtime.server.driver import RingDriver
-from stage_runtime.server.gateways import Gateways
+from stage_runtime.server.gateways import FLUSH_SECONDS, Gateways
 from stage_runtime.server.kept import KEPT_SECONDS, KeptTimer
 from stage_runtime.server.neighbours import RING_KEY, LinkWatch
 from stage_runtime.server.pipe import Pipe
@@ -91,10 +91,11 @@ class FirstStage:
         self._committed.set()
         self._gateways.broadcast_status()
 
-    async def end(self, reason: str) -> None:
+    async def end(self, reason: str, seconds: float) -> bool:
         """Called when `run` has ended for good: gateways hear what is left to hear, then their links close."""
         self._epoch.enter("loaded", reason)
-        await self._gateways.end(reason)
+        await self._gateways.end(reason, min(seconds, FLUSH_SECONDS))
+        return True
 
     def announce_end(self, reason: str) -> None:
         """The epoch is about to end: the reason that gateways will hear, instead of a broken ring."""
@@ -293,8 +294,8 @@ class FirstStage:
             vocab_size=self._engine.config.vocab_size,
         )
         if self._epoch.prepare.planned and not self._epoch.committed:
-            self._epoch.enter("loaded", "the ring's probe runs")
-            await driver.probe_now()
+            self._epoch.enter("loaded", "the ring is tried")
+            await driver.try_ring()
         if not self._fit.done():
             self._fit.set_result("")
         self._epoch.enter("loaded", "the ring is closed, no commit yet")

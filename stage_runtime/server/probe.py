@@ -63,9 +63,9 @@ class RingProbe:
         return self._in_flight
 
     @property
-    def waits(self) -> bool:
-        """Whether there is a step to send."""
-        return bool(self._steps)
+    def waiting(self) -> int:
+        """Steps to send."""
+        return len(self._steps)
 
     @property
     def done(self) -> bool:
