@@ -291,13 +291,14 @@ class Pipeline:
             settled = box.well_since is not None and now - box.well_since >= timing.settle_seconds
             held_down = box.hold_down.remaining(now)
             away = 0.0 if well else now - box.condemned_at
+            back_soon = box.out or bool(box.leaving)  # who is told to stop usually restarts
             views[box.name] = BoxView(
                 well=well,
                 condemned=bool(box.condemned),
                 awaited=box.channel != "open" and now - box.channel_since < timing.redial_seconds,
                 settled=settled,
                 held_down=held_down > 0,
-                expected=box.out and not box.record.drained and max(away, held_down) <= timing.prepare_seconds,
+                expected=back_soon and not box.record.drained and max(away, held_down) <= timing.prepare_seconds,
                 drained=box.record.drained,
                 leaving=bool(box.leaving),
                 unfit=bool(box.unfit) and held_down > 0,
