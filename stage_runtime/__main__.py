@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         from stage_runtime.server.process import serve
 
         set_up_logging(config.box)
-        return serve(config)
+        serve(config)
     except FleetError as error:
         print(f"stage_runtime: {error.message}\n  {error.hint}", file=sys.stderr)
         return error.exit_code

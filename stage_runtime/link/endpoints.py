@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
+from stage_runtime.link.acceptor import Acceptor
 from stage_runtime.link.connection import READ_BUFFER_BYTES, Link, LinkError, LinkProtocol, LinkTiming
 from stage_runtime.link.handshake import HelloCheck, shake_hands
 from stage_runtime.link.messages import Hello
 from stage_runtime.link.tasks import within
 from stage_runtime.link.tls import TlsIdentity, server_name
 
-log = logging.getLogger(__name__)
-
-ACCEPT_RETRY_SECONDS = 0.1
-# Connections that have not become links: a stranger may open any number and say nothing. The oldest goes first, so that
-# a neighbour, who needs milliseconds, still gets through.
-HANDSHAKES_AT_ONCE = 128
+# A box needs one for each epoch that lives, a few while it restarts. Whoever opens more has a bug, or bad intentions,
+# and gets no further descriptors for it.
+LINKS_OF_A_BOX = 64
 
 
 @dataclass(frozen=True)
@@ -136,9 +132,8 @@ class LinkServer:
         self._check = check
         self._handle = handle
         self._on_refused = on_refused
-        self._socket: socket.socket | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._handshakes: dict[asyncio.Task[None], str] = {}  # oldest first, with the peer's address
+        self._acceptor = Acceptor(self._serve, on_refused)
+        self._links: dict[str, list[Link]] = {}  # by the peer's box, oldest first
 
     def start(self, host: str, port: int) -> None:
         """Start to listen.
@@ -146,49 +141,15 @@ class LinkServer:
         Raises:
             OSError: the address is in use or not ours, or a certificate file can't be read.
         """
-        context = self._settings.tls.server_context()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family)
-        self._socket.setblocking(False)
-        self._own(self._accept(self._socket, context))
+        self._context = self._settings.tls.server_context()
+        self._acceptor.start(host, port)
 
     @property
     def port(self) -> int:
         """The port it listens on (useful when 0 was asked for)."""
-        if self._socket is None:
-            raise RuntimeError("not listening")
-        return int(self._socket.getsockname()[1])
+        return self._acceptor.port
 
-    def _own(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._handshakes.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a link's handler failed", exc_info=error)
-
-    async def _accept(self, listening: socket.socket, context: ssl.SSLContext) -> None:
-        # accepted by hand: a server of asyncio says nothing about failed TLS handshakes
-        while True:
-            try:
-                connection, address = await asyncio.get_running_loop().sock_accept(listening)
-            except OSError as error:  # e.g. no file descriptor left: others live on, this goes on when there is one
-                self._on_refused("?", f"accept: {error}")
-                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
-                continue
-            if len(self._handshakes) >= HANDSHAKES_AT_ONCE:
-                oldest = next(iter(self._handshakes))
-                self._on_refused(self._handshakes.pop(oldest), f"{HANDSHAKES_AT_ONCE} newer connections say nothing")
-                oldest.cancel()
-            peer = f"{address[0]}:{address[1]}"
-            task = self._own(self._serve(connection, peer, context))
-            self._handshakes[task] = peer
-
-    async def _connect(self, connection: socket.socket, context: ssl.SSLContext) -> Link:
+    async def _connect(self, connection: socket.socket) -> Link:
         loop = asyncio.get_running_loop()
         timing = self._settings.timing
         reader = asyncio.StreamReader(limit=READ_BUFFER_BYTES)
@@ -196,7 +157,7 @@ class LinkServer:
             transport, protocol = await loop.connect_accepted_socket(
                 lambda: LinkProtocol(reader),
                 connection,
-                ssl=context,
+                ssl=self._context,
                 ssl_handshake_timeout=timing.handshake_seconds,
             )
         except OSError as error:  # an ssl.SSLError is one
@@ -205,27 +166,28 @@ class LinkServer:
         _tune(writer, timing)
         return await shake_hands(reader, writer, self._settings.own, self._check, timing, dialled=False)
 
-    async def _serve(self, connection: socket.socket, address: str, context: ssl.SSLContext) -> None:
+    async def _serve(self, connection: socket.socket, address: str) -> None:
         try:
-            link = await self._connect(connection, context)
+            link = await self._connect(connection)
         except LinkError as error:
             # the connection is its transport's to close: a descriptor closed here could be a new link's by the time
             # that the transport lets go of it
             self._on_refused(address, str(error))
             return
-        task = asyncio.current_task()
-        if task is not None:
-            self._handshakes.pop(task, None)
+        self._acceptor.settled()
+        links = self._links.setdefault(link.peer.box, [])
+        links.append(link)
+        if len(links) > LINKS_OF_A_BOX:
+            self._on_refused(address, f"{links[0].peer.box} has {LINKS_OF_A_BOX} newer links")
+            links[0].close(f"{links[0].peer.box} has {LINKS_OF_A_BOX} newer links")
         try:
             await self._handle(link)
         finally:
             link.close("no longer served")
+            links.remove(link)
+            if not links:
+                del self._links[link.peer.box]
 
     async def close(self) -> None:
         """Stop listening and end every link."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
+        await self._acceptor.close()

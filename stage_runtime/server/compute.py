@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from stage_runtime.server.work import WorkMeter
 
 T = TypeVar("T")
+# How often the age of the oldest call is looked at.
+WATCH_SECONDS = 1.0
+PR_SET_NAME = 15  # linux/prctl.h
 
 
 class ComputeThread:
@@ -24,13 +28,16 @@ class ComputeThread:
 
     Attributes:
         work: how micro-batches go.
+        held_seconds: for how long the oldest call has not ended, as far as `watch` saw.
     """
 
     def __init__(self, threads: int) -> None:
         self.work = WorkMeter()
+        self.held_seconds = 0.0
         self._busy_seconds = 0.0
         self._running_since: float | None = None
-        self._executor = ThreadPoolExecutor(1, "compute", torch.set_num_threads, (threads,))
+        self._calls: dict[Future[Any], float] = {}  # that have not ended -> when they were made; oldest first
+        self._executor = ThreadPoolExecutor(1, "compute", _begin, (threads,))
 
     @property
     def busy_seconds(self) -> float:
@@ -38,30 +45,58 @@ class ComputeThread:
         since = self._running_since
         return self._busy_seconds + (0.0 if since is None else time.monotonic() - since)
 
+    @property
+    def working_seconds(self) -> float:
+        """Age of the oldest call, micro-batch or not; 0 when idle."""
+        oldest = next(iter(self._calls.values()), None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
+
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
         """Call in the thread and wait. If the caller is cancelled, the call still ends before the next one starts."""
-        result, _ = await asyncio.get_running_loop().run_in_executor(self._executor, self._timed, function, arguments)
+        result, _ = await asyncio.wrap_future(self._submit(function, arguments))
         return result
 
     async def step(self, function: Callable[..., T], *arguments: object) -> T:
         """The same for a call that computes a micro-batch, or a part of one: it counts as progress."""
-        loop, token = asyncio.get_running_loop(), self.work.begin()
-        call = self._executor.submit(self._timed, function, arguments)
+        token = self.work.begin()
+        call = self._submit(function, arguments, lambda seconds: self.work.end(token, seconds))
+        result, _ = await asyncio.wrap_future(call)
+        return result
+
+    async def watch(self) -> None:
+        """Look at `held_seconds` again after `WATCH_SECONDS`; time in which this loop did not run does not count."""
+        oldest = next(iter(self._calls), None)
+        await asyncio.sleep(WATCH_SECONDS)
+        same = oldest is not None and next(iter(self._calls), None) is oldest
+        self.held_seconds = self.held_seconds + WATCH_SECONDS if same else 0.0
+
+    def close(self) -> None:
+        """Take no more calls. The running one is not waited for: it may never end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(
+        self,
+        function: Callable[..., T],
+        arguments: tuple[object, ...],
+        note: Callable[[float | None], None] = lambda seconds: None,
+    ) -> Future[tuple[T, float]]:
+        loop = asyncio.get_running_loop()
 
         def ended(call: Future[tuple[T, float]]) -> None:
             done = not call.cancelled() and call.exception() is None
             seconds = call.result()[1] if done else None
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
-                loop.call_soon_threadsafe(self.work.end, token, seconds)
+                loop.call_soon_threadsafe(self._end, call, note, seconds)
 
+        call = self._executor.submit(self._timed, function, arguments)
+        self._calls[call] = time.monotonic()
         # whoever waits may be cancelled; the thread is hung until the call has ended, and the pulse must say so
         call.add_done_callback(ended)
-        result, _ = await asyncio.wrap_future(call)
-        return result
+        return call
 
-    def close(self) -> None:
-        """Wait for the running call and end the thread."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+    def _end(self, call: Future[Any], note: Callable[[float | None], None], seconds: float | None) -> None:
+        del self._calls[call]
+        note(seconds)
 
     def _timed(self, function: Callable[..., T], arguments: tuple[object, ...]) -> tuple[T, float]:
         start = time.monotonic()
@@ -72,3 +107,9 @@ class ComputeThread:
         finally:
             self._running_since = None
             self._busy_seconds += time.monotonic() - start
+
+
+def _begin(threads: int) -> None:
+    """Set up the thread; `top -H` and a look into /proc show it by its name."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, b"compute", 0, 0, 0)
+    torch.set_num_threads(threads)

@@ -12,6 +12,7 @@ from stage_runtime.link.connection import Link
 from stage_runtime.link.endpoints import LinkSettings
 from stage_runtime.link.membership import Prepare
 from stage_runtime.link.messages import Hello
+from stage_runtime.server.ending import end_within
 from stage_runtime.server.first import FirstStage
 from stage_runtime.server.follower import Follower
 from stage_runtime.server.plan_checks import neighbours, own_stage
@@ -93,17 +94,26 @@ class Epoch:
             self._role.commit()
         self._state.changed()
 
-    async def end(self, reason: str) -> None:
-        """End the ring; the caches stay in the engine."""
+    async def end(self, reason: str, seconds: float) -> bool:
+        """End the ring; the caches stay in the engine.
+
+        Args:
+            reason: for neighbours and gateways.
+            seconds: how long the compute thread may take to put the caches away; links are closed before that.
+
+        Returns:
+            Whether they are put away.
+        """
         log.info("epoch %d ends here: %s", self.number, reason)
         role, self._role = self._role, None
         if isinstance(role, FirstStage):
             role.announce_end(reason)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        put_away = self._task is None or await end_within(seconds, self._task)
         if role is not None:
-            await role.end(reason)
+            put_away = await role.end(reason, seconds) and put_away
+        if not put_away:
+            log.warning("epoch %d has ended, but its compute thread is still in a call", self.number)
+        return put_away
 
     async def drain(self, seconds: float) -> None:
         """Without a coordinator: admit nothing more, and wait for the end of what is open."""

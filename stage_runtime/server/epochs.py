@@ -7,6 +7,7 @@ one after another by whoever holds the control channel; only getting ready goes 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -15,8 +16,10 @@ from typing import Any
 from fleet.errors import FleetError
 from stage_runtime.link.endpoints import LinkSettings
 from stage_runtime.link.membership import Abort, Commit, Prepare, Retire, Standby, Vote
+from stage_runtime.link.tasks import within
 from stage_runtime.model.store import Piece, pieces_of
 from stage_runtime.server.changes import Changes
+from stage_runtime.server.ending import END_SECONDS, STOP_END_SECONDS, end_within
 from stage_runtime.server.epoch import Epoch
 from stage_runtime.server.history import History
 from stage_runtime.server.loader import Loader, NoMemory
@@ -62,6 +65,7 @@ class Epochs:
         self._expected = expected
         self._bug: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._getting_ready: dict[int, asyncio.Task[None]] = {}
+        self._late: set[asyncio.Task[None]] = set()  # of epochs that have ended; their loads have not
 
     async def run(self) -> None:
         """Load what the committed plan needs, so that a return is quick; then own every epoch, until cancelled.
@@ -75,11 +79,11 @@ class Epochs:
             await self._bug
         finally:
             freeing.cancel()
-            for number in list(self._getting_ready):
-                await self._stop_getting_ready(number)
-            await self._standby.pause()
-            await asyncio.gather(freeing, return_exceptions=True)
-            await asyncio.gather(*(epoch.end("the stage stops") for epoch in self.live.values()))
+            for task in (freeing, *self._getting_ready.values(), *self._late):
+                await end_within(STOP_END_SECONDS, task)
+            with contextlib.suppress(asyncio.TimeoutError):  # a piece is being loaded: nobody needs it any more
+                await within(STOP_END_SECONDS, self._standby.pause())
+            await asyncio.gather(*(epoch.end("the stage stops", STOP_END_SECONDS) for epoch in self.live.values()))
 
     # --- orders: PlanLogError passes through, and the coordinator gives the order again ---------------------------
 
@@ -92,15 +96,17 @@ class Epochs:
             return
         newer = next((other for other in self.live if other > number), 0)
         problem = f"epoch {number} is older than epoch {newer}" if newer else self.history.stale_problem(prepare)
-        if problem := problem or prepare_problem(prepare, self._expected):
+        if problem := problem or prepare_problem(prepare, self._expected) or self._state.hung_problem:
             log.warning("PREPARE of epoch %d is declined: %s", number, problem)
             self.on_vote(Vote(number, False, problem, 0, 0.0))
             return
         await self._end_uncommitted(f"epoch {number} is prepared instead")
         if not prepare.planned:
-            await self.history.fence(number)
-            for older in [epoch for epoch in self.live.values() if epoch.number < number]:
-                await self._end(older, f"epoch {older.number} is fenced by epoch {number}")
+            try:
+                await self.history.fence(number)
+            finally:
+                for older in [epoch for epoch in self.live.values() if epoch.number < number]:
+                    await self._end(older, f"epoch {older.number} is fenced by epoch {number}")
         epoch = self._begin(prepare)
         self._own(epoch, self._get_ready(epoch))
 
@@ -139,15 +145,22 @@ class Epochs:
             log.warning("ABORT of epoch %d, which is committed, is ignored", abort.epoch)
             return
         if epoch is not None or self.history.logged(abort.epoch) is not None:
-            await self.history.abort(abort.epoch)
-            await self._end_uncommitted(f"epoch {abort.epoch} is aborted: {abort.reason}")
+            try:
+                await self.history.abort(abort.epoch)
+            finally:
+                await self._end_uncommitted(f"epoch {abort.epoch} is aborted: {abort.reason}")
 
     async def retire(self, retire: Retire) -> None:
         """RETIRE: stop this epoch and older ones, and free what only they needed."""
         # an order about epochs that nobody has heard of here must not rule out those that come
         last = min(retire.epoch, max(self.history.newest_epoch, *self.live, 0))
-        await self.history.retire(last)
         reason = f"epoch {retire.epoch} is retired: {retire.reason}"
+        try:
+            await self.history.retire(last)
+        finally:
+            await self._end_retired(last, reason)
+
+    async def _end_retired(self, last: int, reason: str) -> None:
         if any(number <= last and not epoch.view.committed for number, epoch in self.live.items()):
             await self._end_uncommitted(reason)
         for epoch in [epoch for number, epoch in self.live.items() if number <= last]:
@@ -235,8 +248,8 @@ class Epochs:
         await self._stop_getting_ready(epoch.number)
         self.live.pop(epoch.number, None)
         self._state.epochs.pop(epoch.number, None)
-        await epoch.end(reason)
-        if keep and epoch.view.engine is not None:
+        put_away = await epoch.end(reason, END_SECONDS)
+        if keep and put_away and epoch.view.engine is not None:
             self._preparer.keep(epoch.view.stage, epoch.view.engine)
         self._state.changed()
         self.changes.notify()
@@ -245,7 +258,8 @@ class Epochs:
         task = self._getting_ready.pop(number, None)
         if task is not None and task is not asyncio.current_task():  # an epoch that can't get ready ends itself
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            _, late = await asyncio.wait([task], timeout=END_SECONDS)
+            self._late |= late  # a piece is being loaded; what is loaded next waits for it, orders do not
 
     def _needed(self) -> frozenset[Piece]:
         """Pieces of all live epochs and of the plan in force."""
@@ -262,6 +276,7 @@ class Epochs:
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         self._getting_ready = {number: other for number, other in self._getting_ready.items() if other is not task}
+        self._late.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._note_bug(error)
 

@@ -84,12 +84,17 @@ class Follower:
         """The epoch is committed."""
         self._show()
 
-    async def end(self, reason: str) -> None:
-        """The epoch ends here: close the ring, keep the caches."""
+    async def end(self, reason: str, seconds: float) -> bool:
+        """The epoch ends here: close the ring, keep the caches; whether those are put away within so many seconds."""
         if self._predecessor is not None:
             self._predecessor.close(reason)
-        async with self._session_lock:  # until the session has put everything away
-            self._epoch.enter("loaded", reason)
+        try:
+            await within(seconds, self._session_lock.acquire())  # until the session has put everything away
+        except asyncio.TimeoutError:
+            return False
+        self._session_lock.release()
+        self._epoch.enter("loaded", reason)
+        return True
 
     async def serve_stage(self, link: Link) -> None:
         """A predecessor has connected; returns when the link is over.

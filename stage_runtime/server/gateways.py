@@ -86,12 +86,12 @@ class Gateways:
         for link in self._queues:
             self._put(link, self._status_frame())
 
-    async def end(self, reason: str) -> None:
-        """Send what is queued and end every link."""
+    async def end(self, reason: str, seconds: float = FLUSH_SECONDS) -> None:
+        """Send what is queued, for so long at most, and end every link."""
         for link in list(self._queues):
             self._put(link, None)
         try:
-            await within(FLUSH_SECONDS, self._all_gone.wait())
+            await within(seconds, self._all_gone.wait())
         except asyncio.TimeoutError:
             for link in self._queues:
                 link.close(reason)

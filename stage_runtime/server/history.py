@@ -9,8 +9,11 @@ from stage_runtime.server.plan_log import PlanLog, Recovered
 
 
 class History:
-    """Every promise is on disk before it is made; each method raises PlanLogError when it can't be, and then nothing
-    has changed.
+    """Every promise is on disk before it is made; each method raises PlanLogError when it can't be.
+
+    `vote` and `commit` have changed nothing then. What rules epochs out (`fence`, `abort`, `retire`) holds all the same
+    as long as this process lives: a disk that can't be written must not keep anything serving, and after a restart
+    nothing serves before the coordinator says so.
 
     Args:
         log: on disk. recovered: what it held at the start.
@@ -84,8 +87,8 @@ class History:
     async def fence(self, epoch: int) -> None:
         """Older epochs never serve here again."""
         if epoch > self._fenced:
-            await self._log.fence(epoch)
             self._fenced = epoch
+            await self._log.fence(epoch)
 
     async def vote(self, prepare: Prepare) -> None:
         """This box votes yes."""
@@ -99,13 +102,13 @@ class History:
 
     async def abort(self, epoch: int) -> None:
         """A prepared plan is aborted."""
-        if self.prepared is not None and self.prepared.epoch == epoch:
-            await self._log.forget_prepared()
-            self.prepared = None
         self._aborted = max(self._aborted, epoch)
+        if self.prepared is not None and self.prepared.epoch == epoch:
+            self.prepared = None
+            await self._log.forget_prepared()
 
     async def retire(self, epoch: int) -> None:
         """This epoch and older ones are over."""
         if epoch > self.retired_epoch:
-            await self._log.retire(epoch)
             self.retired_epoch = epoch
+            await self._log.retire(epoch)

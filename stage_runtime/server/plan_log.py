@@ -6,6 +6,7 @@ A row a fact, replaced in one transaction. What a stage reads back at its start 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -25,10 +26,20 @@ T = TypeVar("T")
 FILE_NAME = "stage.sqlite"
 BUSY_SECONDS = 5.0  # nobody else writes; an operator may be reading
 _SIDE_FILES = ("", "-wal", "-shm")
+_SCHEMA = "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)"
+_SQLITE_ERROR = (
+    1  # sqlite3.h: bad SQL, or a schema that this release does not know; what a disk does has codes of its own
+)
+# Epochs and incarnations above are not in anybody's messages.
+LARGEST_NUMBER = 2**62
+# A worn card may take seconds for a write; who gets no answer for so long is told that there is none.
+ANSWER_SECONDS = 15.0
+# A card that damages the file at every start must not fill the disk.
+SET_ASIDE_AT_MOST = 5
 
 
 class PlanLogError(Exception):
-    """The log could not be written (disk full, read-only); the message says why. Nothing was promised."""
+    """The log could not be written (disk full, read-only, silent); the message says why. Nothing was promised."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,10 @@ class PlanLog:
         Raises:
             FleetError: the database can't be opened or written at all.
         """
-        return await self._run(self._open)
+        try:
+            return await self._run(self._open)
+        except PlanLogError as error:
+            raise _unusable(error) from None
 
     async def prepare(self, prepare: Prepare) -> None:
         """This box votes yes.
@@ -104,45 +118,69 @@ class PlanLog:
         self._executor.shutdown(wait=True)
 
     async def _run(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+        call = asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+        call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may wait by then
+        await asyncio.wait([call], timeout=ANSWER_SECONDS)
+        if not call.done():
+            raise PlanLogError(f"{self._path}: the disk has not answered for {ANSWER_SECONDS:g} s")
+        return call.result()
 
     def _open(self) -> Recovered:
+        self._close()
         try:
             try:
                 return self._read()
-            except sqlite3.OperationalError:
-                raise
-            except (sqlite3.DatabaseError, FrameError, ValueError) as error:
+            except (sqlite3.Error, FrameError, ValueError) as error:
+                if _is_the_disk(error):
+                    raise
                 self._set_aside(error)
                 return self._read()
-        except (sqlite3.Error, OSError, PlanLogError) as error:
-            raise FleetError(
-                f"{self._path}: {error}", hint="look whether the disk is full or read-only, then restart the stage"
-            ) from None
+        except (sqlite3.Error, OSError) as error:
+            raise _unusable(f"{self._path}: {error}") from None
 
     def _read(self) -> Recovered:
+        self._connect()
+        facts = self._stored_facts()
+        recovered = Recovered(
+            _number(facts.get("incarnation")) + 1,
+            _plan(facts.get("committed")),
+            _plan(facts.get("prepared")),
+            _number(facts.get("fenced")),
+            _number(facts.get("retired")),
+        )
+        self._store({"incarnation": str(recovered.incarnation)}, ())
+        return recovered
+
+    def _connect(self) -> None:
         connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None)
         self._connection = connection
+        connection.text_factory = lambda data: data.decode(errors="replace")  # what is no text is no fact either
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         if (found := connection.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(found)
-        connection.execute("CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        facts: dict[str, str] = dict(connection.execute("SELECT name, value FROM facts"))
-        incarnation = int(facts.get("incarnation", "0")) + 1
-        self._write({"incarnation": str(incarnation)}, ())
-        return Recovered(
-            incarnation,
-            _plan(facts.get("committed")),
-            _plan(facts.get("prepared")),
-            int(facts.get("fenced", "0")),
-            int(facts.get("retired", "0")),
-        )
+        query = "SELECT sql FROM sqlite_master WHERE tbl_name = 'facts' AND sql IS NOT NULL"
+        if not (schema := connection.execute(query).fetchall()):
+            connection.execute(_SCHEMA)
+        elif schema != [(_SCHEMA,)]:
+            raise ValueError(f"its facts are those of another release: {schema}")
+
+    def _stored_facts(self) -> dict[str, str]:
+        facts = dict(self._open_connection.execute("SELECT name, value FROM facts"))
+        if not all(isinstance(value, str) for value in facts.values()):
+            raise ValueError("a fact is no text")
+        return facts
+
+    @property
+    def _open_connection(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise PlanLogError("the plan log is closed")
+        return self._connection
 
     def _set_aside(self, problem: Exception) -> None:
         self._close()
         number = 1
-        while (aside := self._path.with_name(f"{FILE_NAME}.damaged-{number}")).exists():
+        while (aside := self._path.with_name(f"{FILE_NAME}.damaged-{number}")).exists() and number < SET_ASIDE_AT_MOST:
             number += 1
         for suffix in _SIDE_FILES:
             file = self._path.with_name(FILE_NAME + suffix)
@@ -151,22 +189,47 @@ class PlanLog:
         log.error("%s is damaged (%s): it is set aside as %s and begun anew", self._path, problem, aside.name)
 
     def _write(self, facts: dict[str, str], removed: tuple[str, ...]) -> None:
-        if self._connection is None:
-            raise PlanLogError("the plan log is closed")
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
-            self._connection.executemany("DELETE FROM facts WHERE name = ?", [(name,) for name in removed])
-            self._connection.execute("COMMIT")
+            self._store(facts, removed)
         except sqlite3.Error as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
             raise PlanLogError(f"{self._path}: {error}") from None
+
+    def _store(self, facts: dict[str, str], removed: tuple[str, ...]) -> None:
+        connection = self._open_connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
+            connection.executemany("DELETE FROM facts WHERE name = ?", [(name,) for name in removed])
+            connection.execute("COMMIT")
+        except sqlite3.Error:
+            with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
+                connection.rollback()
+            raise
 
     def _close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _is_the_disk(error: Exception) -> bool:
+    """Whether a database can't be used for now (full, read-only, in use), as opposed to what is in it."""
+    if not isinstance(error, sqlite3.OperationalError):
+        return False
+    code: int | None = getattr(error, "sqlite_errorcode", None)  # None before Python 3.11
+    return code is None or code & 0xFF != _SQLITE_ERROR
+
+
+def _unusable(problem: object) -> FleetError:
+    return FleetError(str(problem), hint="look whether the disk is full or read-only; the stage tries again by itself")
+
+
+def _number(text: str | None) -> int:
+    """An epoch or incarnation. Raises ValueError: it is none."""
+    number = int(text or "0")
+    if not 0 <= number < LARGEST_NUMBER:
+        raise ValueError(f"{number} is no epoch and no incarnation")
+    return number
 
 
 def _plan(text: str | None) -> Prepare | None:

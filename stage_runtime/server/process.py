@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
+import sys
 import time
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any, NoReturn
 
 from fleet import __version__
-from fleet.errors import FleetError
+from fleet.errors import ExitCode, FleetError
 from fleet.planning.plan import StagePlan
 from stage_runtime.checkpoint.manifest import ModelManifest, read_manifest
 from stage_runtime.engine.measure import measure_head_seconds, measure_layer_seconds
@@ -25,16 +29,17 @@ from stage_runtime.server.compute import ComputeThread
 from stage_runtime.server.config import StageConfig
 from stage_runtime.server.control import Control
 from stage_runtime.server.dispatch import Dispatcher
+from stage_runtime.server.ending import HungError
 from stage_runtime.server.epochs import Epochs
 from stage_runtime.server.history import History
-from stage_runtime.server.http import start_http
+from stage_runtime.server.http import HttpServer
 from stage_runtime.server.loader import Loader, NoMemory
 from stage_runtime.server.memory import (
     LOADING_THRESHOLD_BYTES,
     map_blocks_from,
 )
 from stage_runtime.server.plan_checks import Expected
-from stage_runtime.server.plan_log import PlanLog
+from stage_runtime.server.plan_log import PlanLog, Recovered
 from stage_runtime.server.pulse import Pulse
 from stage_runtime.server.state import StageState
 
@@ -42,6 +47,10 @@ log = logging.getLogger(__name__)
 
 # Layers that the time of a decode step is taken from: of a single one, the processor's cache would hold a part.
 MEASURED_LAYERS = 2
+# From the decision to stop to the end of the process. Supervisord's own margin behind a drain is longer.
+STOP_SECONDS = 3.0
+# A plan log that could not be opened is tried again so often.
+LOG_RETRY_SECONDS = 5.0
 
 
 def own_hello(config: StageConfig) -> Hello:
@@ -78,24 +87,28 @@ class StageProcess:
         self._control: Control | None = None
         self._told_to_stop = asyncio.Event()
         self._told_again = asyncio.Event()
+        self._stopping = False
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then leave; a second signal stops at once.
 
         Raises:
             OSError: a port or socket is taken.
+            HungError: the compute thread hangs, and the coordinator has taken its plan away.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._note_signal)
         admin = AdminServer(self.state, self.config.admin_socket)
-        http = await start_http(self.state)
+        http = HttpServer(self.state)
         try:
+            await http.start()
             await admin.start()
-            await until_first_ends(self._serve(), self._stop_after_leaving(), self._stop_at_once())
+            parts = (self._serve(), self._stop_after_leaving(), self._stop_at_once(), self._watch_compute())
+            await until_first_ends(*map(self._or_else_stop, parts))
         finally:
             await admin.close()
-            await http.cleanup()
+            await http.close()
             self.compute.close()
             self._log.close()
 
@@ -105,6 +118,23 @@ class StageProcess:
     async def _stop_at_once(self) -> None:
         await self._told_again.wait()
         log.info("told to stop a second time: stopping at once")
+
+    async def _or_else_stop(self, part: Coroutine[Any, Any, None]) -> None:
+        """When this part of the process ends, the others must in time, whatever hangs: a disk, a thread, a bug."""
+        try:
+            await part
+        finally:
+            if not self._stopping:
+                self._stopping = True
+                # the interpreter's own watchdog: it needs neither this loop nor the interpreter's lock
+                faulthandler.dump_traceback_later(STOP_SECONDS, exit=True)
+
+    async def _watch_compute(self) -> None:
+        """A hung box starts anew, but not before the coordinator has taken its plan away: hung is for others to say."""
+        state = self.state
+        while state.starting or state.serving is not None or not state.hung_problem:
+            await self.compute.watch()
+        raise HungError(state.hung_problem)
 
     async def _stop_after_leaving(self) -> None:
         """Serve on until others have the layers; without a coordinator, until what is open has ended."""
@@ -123,9 +153,9 @@ class StageProcess:
             await epochs.drain(deadline - loop.time())
 
     async def _serve(self) -> None:
-        config, loader = self.config, None
+        config = self.config
         try:
-            recovered = await self._log.open()
+            recovered = await self._open_log()
             self.state.incarnation = recovered.incarnation
             history = History(self._log, recovered)
             manifest = await self.compute.run(read_manifest, config.model_directory, config.model_digest)
@@ -137,13 +167,26 @@ class StageProcess:
             self._epochs = Epochs(self.state, settings, expected, loader, history)
             await self._serve_links(settings, self._epochs, *seconds)
         except FleetError as error:
-            log.error("%s", error.message, extra={"hint": error.hint})
-            self.state.failure = error.message
-            self.state.changed()
+            self._fail(error)
             await asyncio.Event().wait()  # stays up, so that health can say why; a restart would fail again
-        finally:
-            if loader is not None:
-                loader.close()
+
+    async def _open_log(self) -> Recovered:
+        """Read the plan log; nothing can be promised without it, so a full disk is waited for."""
+        while True:
+            try:
+                recovered = await self._log.open()
+            except FleetError as error:
+                self._fail(error)
+                await asyncio.sleep(LOG_RETRY_SECONDS)
+            else:
+                self.state.failure = ""
+                return recovered
+
+    def _fail(self, error: FleetError) -> None:
+        if self.state.failure != error.message:
+            log.error("%s", error.message, extra={"hint": error.hint})
+        self.state.failure = error.message
+        self.state.changed()
 
     async def _choose_kernel(self, manifest: ModelManifest, stage: StagePlan) -> Loader:
         """Try kernels on the first of the stage's layers."""
@@ -197,8 +240,19 @@ class StageProcess:
         log.warning("connection from %s is closed: %s", address, reason)
 
 
-def serve(config: StageConfig) -> int:
-    """Run a stage until it is told to stop; returns the exit code."""
+def serve(config: StageConfig) -> NoReturn:
+    """Run a stage until it is told to stop, then end the process.
+
+    Raises:
+        Exception: a bug, or an OSError of a port or socket that is taken.
+    """
     os.umask(0o077)
-    asyncio.run(StageProcess(config).run())
-    return 0
+    code = ExitCode.OK
+    try:
+        asyncio.run(StageProcess(config).run())
+    except HungError as error:
+        log.critical("%s: the stage ends, to be started anew", error)
+        faulthandler.dump_traceback(sys.stderr)  # where it hangs
+        code = ExitCode.FAILED
+    logging.shutdown()
+    os._exit(code)  # an ordinary end would wait for threads that compute or read, which may be for ever

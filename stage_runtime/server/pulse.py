@@ -68,7 +68,7 @@ class Pulse:
             load=min(1.0, max(0.0, load)),
             open_sequences=state.open_sequences,
             progress=work.finished,
-            working_seconds=work.working_seconds,
+            working_seconds=state.compute.working_seconds,
             step_seconds=work.step_seconds,
             usual_step_seconds=work.usual_step_seconds,
             memory_available_bytes=memory.available,

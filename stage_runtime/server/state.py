@@ -185,7 +185,11 @@ class StageState:
 
     @property
     def reason(self) -> str:
-        """Why it is not ready, for people."""
+        """Why it is not ready, for people; also why a ready one computes nothing."""
+        return "; ".join(filter(None, (self.hung_problem, self._plan_reason)))
+
+    @property
+    def _plan_reason(self) -> str:
         if self.serving is not None:
             return self.serving.reason
         if self.failure or self.starting:
@@ -193,6 +197,17 @@ class StageState:
         if self.prepared is not None:
             return f"epoch {self.prepared.number} is prepared: {self.prepared.reason}"
         return self.idle_reason
+
+    @property
+    def hung_problem(self) -> str:
+        """Why nothing can be computed here any more; empty while the compute thread works.
+
+        A call is a micro-batch, or a part of one: none takes as long as a whole stop may.
+        """
+        seconds = self.compute.held_seconds
+        if seconds < self.config.drain_seconds:
+            return ""
+        return f"the compute thread of {self.config.box} has been in one call for {seconds:.0f} s"
 
     @property
     def engines(self) -> list[StageEngine]:
@@ -247,6 +262,7 @@ class StageState:
             "kernel_relative_difference": self.kernel_difference,
             "weight_bytes": self.weight_bytes,
             "kv_bytes": self.kv_bytes,
+            "working_seconds": self.compute.working_seconds,
             "open_sequences": self.open_sequences,
             "rss_bytes": psutil.Process().memory_info().rss,
             "tokens_per_second": self.tokens.per_second(),

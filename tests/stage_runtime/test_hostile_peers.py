@@ -13,9 +13,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from stage_runtime.link.acceptor import HANDSHAKES_AT_ONCE
 from stage_runtime.link.connection import Link, LinkError, LinkTiming
 from stage_runtime.link.control import PROTOCOL, encode_control
-from stage_runtime.link.endpoints import HANDSHAKES_AT_ONCE, BoxAddress, LinkServer, LinkSettings, dial
+from stage_runtime.link.endpoints import BoxAddress, LinkServer, LinkSettings, dial
 from stage_runtime.link.frames import Frame, FrameError, FrameType, encode_frame
 from stage_runtime.link.messages import GenerateRequest, Hello, SamplingParameters, TokenLogprob
 from stage_runtime.link.steps import (
