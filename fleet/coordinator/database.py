@@ -29,7 +29,15 @@ CREATE TABLE IF NOT EXISTS boxes (name TEXT PRIMARY KEY, record TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY AUTOINCREMENT, unix_seconds REAL NOT NULL, kind TEXT NOT NULL,
     pipeline TEXT NOT NULL, box TEXT NOT NULL, text TEXT NOT NULL, milliseconds TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS events_alike ON events (kind, pipeline, box);
+CREATE TABLE IF NOT EXISTS room (bytes BLOB NOT NULL);
 """
+# Held for the day when something else has filled the disk: free pages in the file, and as much in the log, which
+# SQLite overwrites in place. A switch takes a few.
+ROOM_BYTES = 256 * 1024
+# History is written only while so many pages are free; what is live may take them all.
+LEAST_FREE_PAGES = 32
+# The log starts from its beginning again before it outgrows the room that it has.
+CHECKPOINT_PAGES = 40
 
 
 class StoreError(Exception):
@@ -74,8 +82,11 @@ class Database:
         except (OSError, sqlite3.OperationalError) as error:
             raise FleetError(f"{self.path}: cannot use it: {error}", hint="look at the disk: df -h, ls -ld") from None
 
-    def write(self, operations: Sequence[Operation]) -> None:
+    def write(self, operations: Sequence[Operation], *, history: bool = True) -> None:
         """Do all of them in one transaction, or none; on the disk when this returns.
+
+        Args:
+            history: there is history among them, for which the room is not that is held for what is live.
 
         Raises:
             StoreError: the disk takes nothing.
@@ -83,6 +94,8 @@ class Database:
         """
         connection = self._sound()
         try:
+            if history and not self._has_room(connection):
+                raise StoreError(f"{self.path}: cannot write: the disk is full")
             connection.execute("BEGIN IMMEDIATE")
             for sql, values in operations:
                 connection.execute(sql, values)
@@ -152,10 +165,28 @@ class Database:
             raise ValueError(f"schema {version}, expected {SCHEMA}")
         connection.executescript(_TABLES)
         connection.execute(f"PRAGMA user_version={SCHEMA}")
+        connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         self._files = {}
         for path in (self.path, self.path.with_name(self.path.name + "-wal")):
             status = path.stat()
             self._files[path] = status.st_ino, status.st_size
+        self._has_room(connection)
+
+    def _has_room(self, connection: sqlite3.Connection) -> bool:
+        """Whether enough pages are free; if not, more are taken from the disk, if it has them."""
+        if connection.execute("PRAGMA freelist_count").fetchone()[0] >= LEAST_FREE_PAGES:
+            return True
+        status = os.statvfs(self.path.parent)
+        if status.f_bavail * status.f_frsize <= ROOM_BYTES:
+            return False
+        try:
+            connection.execute("INSERT INTO room VALUES (zeroblob(?))", (ROOM_BYTES,))
+            connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()  # now the file is as long as it says
+            connection.execute("DELETE FROM room")
+        except sqlite3.OperationalError as error:
+            log.error("%s: no room is held for a full disk: %s", self.path, error)
+            return False
+        return True
 
     def _read(self) -> Kept:
         connection = self._sound()

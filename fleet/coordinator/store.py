@@ -104,7 +104,7 @@ class Store:
         operations = [*noted, *(self._live() if unwritten else ())]
         try:
             try:
-                await self._in_thread(lambda: self._database.write(operations))
+                await self._write(operations)
             except DatabaseLost as lost:
                 await self._begin_anew(str(lost), noted)
         except StoreError as error:
@@ -218,6 +218,15 @@ class Store:
             *(_epoch_operation(pipeline, record) for (pipeline, _), record in self._epochs.items()),
             *((_BOX, (name, box_to_json(record))) for name, record in self._boxes.items()),
         ]
+
+    async def _write(self, operations: list[Operation]) -> None:
+        """Write; only what is live, into the room that is held for it, if the disk takes no more."""
+        try:
+            await self._in_thread(lambda: self._database.write(operations))
+        except StoreError as error:
+            live = self._live()
+            await self._in_thread(lambda: self._database.write(live, history=False))
+            log.error("%s: what is live is written, events are in this log alone", error)
 
     async def _begin_anew(self, reason: str, noted: list[Operation]) -> None:
         operations = [*self._live(), *noted]

@@ -124,14 +124,21 @@ async def test_a_full_disk(tmp_path: Path, ca: SiteCa) -> None:
             await made.serving()
             before = made.epoch
             _fill(state)
-            for number in range(200):
+            for number in range(400):
                 made.pipeline.switching._event("plan-refused", f"number {number} " + "x" * 1000)
             await made.events()
             await made.stages["box2"].kill()
             await made.stages["box1"].report("box2", "closed")
-            await until(lambda: made.coordinator and made.coordinator.context.boxes["box2"].condemned, "noticed")
+            await made.serving(before + 1, {"box1", "box3"})  # room was held for it
+            for _ in range(10):
+                epoch = made.epoch
+                assert (await made.ask("POST", "/v1/boxes/box3/drain"))[0] == 202
+                await made.serving(epoch + 1, {"box1"})
+                assert (await made.ask("POST", "/v1/boxes/box3/undrain"))[0] == 202
+                await made.serving(epoch + 2, {"box1", "box3"})
             (state / "filler").unlink()
-            await made.serving(before + 1, {"box1", "box3"})
+            made.pipeline.switching._event("plan-refused", "room again")
+            assert (await made.events("plan-refused"))[-1]["text"] == "room again"
             with sqlite3.connect(f"file:{state}/coordinator.sqlite?mode=ro", uri=True) as database:
                 rows = database.execute("SELECT epoch FROM epochs WHERE state = 'committed'").fetchall()
                 ((record,),) = database.execute("SELECT record FROM boxes WHERE name = 'box2'").fetchall()
