@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from fleet.coordinator.context import Context
 from fleet.coordinator.database import StoreError
 from fleet.coordinator.documents import box_document, events_document, health_document, site_document
+from fleet.coordinator.listening import HttpsListener
 from fleet.coordinator.pipeline import DrainRefused, Pipeline
 from fleet.coordinator.routes import missing_mebibytes
 from fleet.coordinator.state import BoxState
@@ -51,8 +52,8 @@ class Api:
         )
         return application
 
-    async def start(self) -> web.AppRunner:
-        """Listen; the caller runs `cleanup()` of what it gets.
+    async def start(self) -> HttpsListener:
+        """Listen; the caller closes what it gets.
 
         Raises:
             FleetError: the address can't be listened on, or a certificate file can't be read.
@@ -68,15 +69,16 @@ class Api:
             self.application(), access_log=None, keepalive_timeout=KEEPALIVE_SECONDS, shutdown_timeout=SHUTDOWN_SECONDS
         )
         await runner.setup()
+        listener = HttpsListener(runner, context)
         try:
-            await web.TCPSite(runner, config.http.host, config.http.port, ssl_context=context).start()
+            listener.start(config.http.host, config.http.port)
         except OSError as error:
-            await runner.cleanup()
+            await listener.close()
             raise FleetError(
                 f"cannot listen on {config.http.host}:{config.http.port}: {error.strerror}",
                 hint=f"see who has the port: ss -ltnp 'sport = :{config.http.port}'",
             ) from None
-        return runner
+        return listener
 
     @web.middleware
     async def _authorise(self, request: web.Request, handler: Handler) -> web.StreamResponse:

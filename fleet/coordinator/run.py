@@ -79,9 +79,9 @@ class Coordinator:
                 hint=f"see who has the port: ss -ltnp 'sport = :{listen.port}'",
             ) from None
         stack.push_async_callback(server.close)
-        runner = await Api(self.context, self.pipelines).start()
-        stack.push_async_callback(runner.cleanup)
-        self.port, self.http_port = server.port, int(runner.addresses[0][1])
+        api = await Api(self.context, self.pipelines).start()
+        stack.push_async_callback(api.close)
+        self.port, self.http_port = server.port, api.port
         fields = {"host": listen.host, "port": self.port, "http_port": self.http_port}
         log.info("listening", extra={"fields": fields})
 

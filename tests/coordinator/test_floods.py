@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 
 import pytest
 
@@ -11,6 +12,7 @@ from stage_runtime.link.connection import LinkError
 from stage_runtime.link.control import encode_control
 from stage_runtime.link.frames import Frame, FrameType, encode_frame
 from stage_runtime.link.membership import Committed, Drained, LinkReport, Vote
+from stage_runtime.link.tls import server_name
 from tests.coordinator.site import ScriptedGateway, ScriptedStage, World, until
 
 FLOOD = 20_000
@@ -98,6 +100,19 @@ async def test_no_kind_of_event_pushes_the_others_out(site: World) -> None:
     slow = [event["text"] for event in document["events"] if event["kind"] == "box-slow"]
     assert len(slow) == 500
     assert slow[-1] == "number 2999"
+
+
+async def test_connections_that_ask_nothing_shut_nobody_out(site: World) -> None:
+    """They have finished TLS, without a certificate, as anyone may for /livez."""
+    assert site.coordinator is not None
+    context = ssl.create_default_context(cafile=str(site.ca.path))
+    name, port = server_name("control", "demo"), site.coordinator.http_port
+    opened = [await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name) for _ in range(300)]
+    assert (await site.ask("GET", "/v1/site"))[0] == 200
+    ended = [reader for reader, _ in opened if reader.at_eof() or reader.exception()]
+    assert len(ended) >= 300 - 128 - 1
+    for _, writer in opened:
+        writer.transport.abort()
 
 
 @pytest.mark.parametrize("port", ["port", "http_port"])
