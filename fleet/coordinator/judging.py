@@ -89,15 +89,16 @@ class Judging:
     def judge_all(self, now: float) -> None:
         """Judge every box that has been seen or is needed."""
         switching = self._switching
-        needed = {*members(switching.plan), *(switching.switch.voters if switching.switch else ())}
+        serving = frozenset(members(switching.plan))
+        needed = {*serving, *(switching.switch.voters if switching.switch else ())}
         heard = {box.name for box in self._boxes if box.channel == "open"}
         for box in self._boxes:
             if box.channel == "never" and box.name not in needed:
                 continue
-            others = heard - {box.name}
-            said = self._reports.about(box.name, switching.epoch, others, now)
-            verdict = judge(evidence_of(box, said, witness=bool(others), now=now), self._thresholds)
-            self._apply(box, verdict, now)
+            said = self._reports.about(box.name, switching.epoch, heard, now)
+            witness = len(heard) > (box.name in heard)
+            verdict = judge(evidence_of(box, said, witness=witness, now=now), self._thresholds)
+            self._apply(box, verdict, now, member=box.name in serving)
         self._leave_out_quitters(now)
         self._leave_out_trouble(now)
 
@@ -113,10 +114,10 @@ class Judging:
         told += [box.channel_since - box.silent_seconds] if box.channel == "lost" else []
         return min((at for at in told if at is not None), default=now)
 
-    def _apply(self, box: BoxState, verdict: Verdict, now: float) -> None:
+    def _apply(self, box: BoxState, verdict: Verdict, now: float, *, member: bool) -> None:
         verdict = self._if_it_lasts(box, verdict, now)
         before, box.verdict = box.verdict, verdict
-        metrics, member = self._context.metrics, box.name in members(self._switching.plan)
+        metrics = self._context.metrics
         if verdict.slow and not before.slow:
             metrics.verdicts.labels(box.name, "slow").inc()
             self._event("box-slow", box, f"{box.name}: its steps take far longer than they used to")

@@ -28,7 +28,7 @@ from fleet.coordinator.judging import Judging
 from fleet.coordinator.planner import Planner
 from fleet.coordinator.reports import Reports
 from fleet.coordinator.routes import route_of
-from fleet.coordinator.standing import box_state, note_state
+from fleet.coordinator.standing import box_state, note_states
 from fleet.coordinator.state import BoxState, GatewayState, Phases, members
 from fleet.coordinator.switching import Switching
 from fleet.planning.spec import PipelineSpec, Refusal
@@ -235,8 +235,7 @@ class Pipeline:
         self._let_spares_go()
         self._check_ring(now)
         self._send_route()
-        for box in (self._context.boxes[name] for name in self.spec.boxes):
-            note_state(box, switching, self._context)
+        note_states((self._context.boxes[name] for name in self.spec.boxes), switching, self._context)
         return False
 
     def _use_costs(self, now: float) -> bool:

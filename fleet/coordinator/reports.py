@@ -35,12 +35,13 @@ class Reports:
         self._keep(lambda reporter, _: reporter != box)
 
     def about(self, box: str, epoch: int, reporters: Collection[str], now: float) -> tuple[Accusation, ...]:
-        """The last word of each of these reporters on a box, of rings of this epoch or a later one."""
+        """The last word of each other box of `reporters` on a box, of rings of this epoch or a later one."""
         last: Said = {}
         for (reporter, of_epoch), (report, at) in self._about.get(box, {}).items():
             if (
                 of_epoch >= epoch
                 and reporter in reporters
+                and reporter != box
                 and ((reporter, 0) not in last or at >= last[reporter, 0][1])
             ):
                 last[reporter, 0] = (report, at)

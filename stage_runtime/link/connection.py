@@ -103,7 +103,8 @@ class Link:
         protocol = writer.transport.get_protocol()
         if isinstance(protocol, LinkProtocol):
             protocol.silence = self._silence
-        self._keepalive = asyncio.ensure_future(self._keep_alive())
+        # a timer and no task: links are many in the coordinator, and a task costs a turn of the event loop more
+        self._keepalive = asyncio.get_running_loop().call_later(0, self._keep_alive)
 
     @property
     def peer_host(self) -> str:
@@ -169,17 +170,16 @@ class Link:
         if self.closed_reason:
             raise self._error()
 
-    async def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
-        ping = self._timing.ping_seconds
-        while True:
-            now = loop.time()
-            self._silence.ran(now)
-            if (left := self._silence.left_seconds(now)) <= 0:
-                silent = self._silence.silent_seconds(now)
-                self._end(LinkError(f"{self.peer.box} was silent for {silent:.1f} s", "silent", silent))
-                return
-            if now >= (due := ping_due(self._last_sent, ping)):
-                self._last_sent, due = now, ping_due(now, ping)
-                self._writer.write(encode_frame(Frame(FrameType.PING, epoch=self.peer.epoch)))
-            await asyncio.sleep(max(LEAST_WAIT_SECONDS, min(due - now, left)))
+    def _keep_alive(self) -> None:
+        """Judge the peer's silence, end one's own, and come again when either may be due."""
+        loop, ping = asyncio.get_running_loop(), self._timing.ping_seconds
+        now = loop.time()
+        self._silence.ran(now)
+        if (left := self._silence.left_seconds(now)) <= 0:
+            silent = self._silence.silent_seconds(now)
+            self._end(LinkError(f"{self.peer.box} was silent for {silent:.1f} s", "silent", silent))
+            return
+        if now >= (due := ping_due(self._last_sent, ping)):
+            self._last_sent, due = now, ping_due(now, ping)
+            self._writer.write(encode_frame(Frame(FrameType.PING, epoch=self.peer.epoch)))
+        self._keepalive = loop.call_later(max(LEAST_WAIT_SECONDS, min(due - now, left)), self._keep_alive)

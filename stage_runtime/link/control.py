@@ -121,7 +121,7 @@ def decode_control(kind: type[T], body: bytes) -> T:
         FrameError: no JSON, an unknown or missing key, or a value of another type.
     """
     try:
-        data = json.loads(body, parse_constant=_refuse_constant)
+        data = _JSON.decode(body.decode())
         value = _checker(typing.cast(Any, kind))(data)
     except _Mismatch as error:
         raise FrameError(f"{kind.__name__} body: {'.'.join((kind.__name__, *error.path))}: {error.text}") from None
@@ -132,6 +132,9 @@ def decode_control(kind: type[T], body: bytes) -> T:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number here")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class _Mismatch(Exception):
