@@ -65,11 +65,16 @@ class JournalDatabase:
 
     Args:
         directory: made if it is missing.
+
+    Attributes:
+        generation: of the file: a higher one holds nothing of what was written before.
     """
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / JOURNAL_FILE
+        self.generation = 0
         self._connection: sqlite3.Connection | None = None
+        self._files: dict[Path, tuple[int, int]] = {}  # behind the connection, with inode and bytes
 
     def write(self, operations: Sequence[Operation]) -> None:
         """Do all of them in one transaction, or none.
@@ -137,6 +142,7 @@ class JournalDatabase:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is not None:
+            self._check_files()
             return self._connection
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -173,7 +179,26 @@ class JournalDatabase:
         except BaseException:
             connection.close()
             raise
+        self._files = {}
+        for path in (self.path, Path(f"{self.path}-wal")):
+            if path.exists():
+                status = path.stat()
+                self._files[path] = status.st_ino, status.st_size
         return connection
+
+    def _check_files(self) -> None:
+        """What is written must be what a start of the gateway finds.
+
+        Raises:
+            sqlite3.DatabaseError: the file was deleted, replaced or cut short; the next write begins a new one.
+        """
+        for path, (inode, size) in self._files.items():
+            status = path.stat() if path.exists() else None
+            if status is None or status.st_ino != inode or (path == self.path and status.st_size < size):
+                self.close()
+                self._set_aside(f"{path.name} was deleted, replaced or cut short")
+                raise sqlite3.DatabaseError(f"{path.name} was deleted, replaced or cut short")
+            self._files[path] = inode, status.st_size
 
     def _judge(self, error: sqlite3.DatabaseError) -> None:
         """After trouble: a damaged file is set aside, so that the next write finds a whole one."""
@@ -183,6 +208,7 @@ class JournalDatabase:
 
     def _set_aside(self, reason: str) -> None:
         """Rename the file and what belongs to it; one damaged journal is kept to be looked at, not more."""
+        self.generation += 1
         aside = self.path.with_name(self.path.name + ".damaged")
         log.error("%s is damaged (%s); it is set aside as %s", self.path, reason, aside)
         for suffix in ("", "-wal", "-shm"):

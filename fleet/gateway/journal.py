@@ -30,11 +30,16 @@ class Journal:
     Args:
         directory: of the file.
         failed: called for every transaction that failed.
+
+    Attributes:
+        lost: called when the file was lost with all that it held; new streams are kept in another one.
     """
 
     def __init__(self, directory: Path, failed: Callable[[], None]) -> None:
         self._database = JournalDatabase(directory)
         self._failed = failed
+        self.lost: Callable[[], None] = lambda: None
+        self._generation = 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._pending: list[tuple[Operation, Done]] = []
         self._wake = asyncio.Event()
@@ -51,6 +56,8 @@ class Journal:
         except TROUBLES as error:
             log.error("%s can't be read, its streams are lost: %s", self._database.path, error)
             return []
+        finally:
+            self._generation = self._database.generation  # nobody has been promised anything yet
         return [(stream, made.get(stream.number, [])) for stream in streams]
 
     async def run(self) -> None:
@@ -62,6 +69,7 @@ class Journal:
                 self._wake.clear()
                 batch, self._pending = self._pending, []
                 error = await loop.run_in_executor(self._thread, self._write, [operation for operation, _ in batch])
+                self._look_after_loss()
                 for _, done in batch:
                     done(error)
         finally:
@@ -75,6 +83,14 @@ class Journal:
         Raises:
             JournalError: it could not be written.
         """
+        generation = self._database.generation
+        error = await self._admitted(stream)
+        if error is not None and self._database.generation != generation:
+            error = await self._admitted(stream)  # the file was lost just now, and there is a new one
+        if error is not None:
+            raise JournalError(str(error))
+
+    async def _admitted(self, stream: StoredStream) -> Exception | None:
         written: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._ask(
             Operation(
@@ -84,8 +100,7 @@ class Journal:
             ),
             lambda error: None if written.done() else written.set_result(error),
         )
-        if (error := await written) is not None:
-            raise JournalError(str(error))
+        return await written
 
     def append(self, number: int, first: int, entries: Sequence[Entry], done: Done) -> None:
         """Keep entries of a stream, the first of which has the place `first`."""
@@ -118,7 +133,13 @@ class Journal:
         try:
             return await loop.run_in_executor(self._thread, self._database.entries, number)
         except TROUBLES as error:
+            self._look_after_loss()
             raise JournalError(str(error)) from None
+
+    def _look_after_loss(self) -> None:
+        if self._database.generation != self._generation:
+            self._generation = self._database.generation
+            self.lost()
 
     def _ask(self, operation: Operation, done: Done) -> None:
         self._pending.append((operation, done))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class RouteStore:
     def __init__(self, directory: Path) -> None:
         self._path = directory / ROUTES_FILE
         self._routes: dict[str, Route] = {}
+        self._saving = threading.Lock()  # a session that ends leaves its last write running beside the next one's
 
     def load(self) -> dict[str, Route]:
         """Pipeline → its last serving route. Blocks. What can't be read is as good as none: the coordinator knows."""
@@ -62,6 +64,10 @@ class RouteStore:
 
     def save(self, route: Route) -> None:
         """Keep a serving route. Blocks. A disk that takes nothing costs a warning: this run has the route anyway."""
+        with self._saving:
+            self._save(route)
+
+    def _save(self, route: Route) -> None:
         self._routes[route.pipeline] = route
         document: dict[str, Any] = {"schema": ROUTES_SCHEMA, "routes": [asdict(each) for each in self._routes.values()]}
         temporary = self._path.with_suffix(".new")

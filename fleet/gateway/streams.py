@@ -96,13 +96,17 @@ class StreamRegistry:
         self._streams: dict[str, KeptStream] = {}
         self._expired: OrderedDict[str, tuple[str, float]] = OrderedDict()  # id → key's name, seconds it was kept
         self._tasks: set[asyncio.Task[None]] = set()
+        journal.lost = self._journal_lost
 
     async def run(self) -> None:
         """Let ended streams expire; runs until cancelled, then every author stops where it is."""
+        written = time.monotonic()
         try:
             while True:
                 self._expire()
-                self._write_remaining()
+                if time.monotonic() - written >= TICK_SECONDS:  # not at each expiry: it is a row for every stream
+                    self._write_remaining()
+                    written = time.monotonic()
                 soonest = min((s.deadline for s in self._streams.values() if s.deadline), default=float("inf"))
                 await asyncio.sleep(min(TICK_SECONDS, max(0.05, soonest - time.monotonic())))
         finally:
@@ -151,7 +155,7 @@ class StreamRegistry:
             raise overloaded(f"{len(self._streams)} resumable streams are kept, at most {self._most} may be")
         record = answer.record
         stored = StoredStream(secrets.randbits(62), record, resume_seconds, resume_seconds)
-        stream = KeptStream(stored, answer)
+        stream = KeptStream(stored, answer, journalled=False)
         self._streams[record.stream_id] = stream  # before the first wait: it counts
         try:
             await self._journal.admit(stored)
@@ -161,6 +165,7 @@ class StreamRegistry:
             if isinstance(error, JournalError):
                 raise journal_full(f"a resumable stream can't be kept: {error}; it can be asked for without") from None
             raise
+        stream.journalled = True
         generation = start(answer, StreamKeeper(stream, self._journal))
         self._own(stream, generation)
         self._count()
@@ -187,6 +192,14 @@ class StreamRegistry:
             if isinstance(error, JournalError):
                 raise unavailable(f"the journal can't be read: {error}") from None
             raise
+
+    def _journal_lost(self) -> None:
+        """What it held is gone: open streams go on from memory, and nothing more of them is written by halves."""
+        lost = [stream for stream in self._streams.values() if stream.journalled]
+        for stream in lost:
+            stream.journalled = False
+        if lost:
+            logger.error("%d resumable streams are no longer in the journal", len(lost))
 
     async def _from_journal(self, stream: KeptStream) -> Answer:
         answer = Answer(stream.stored.record, await self._journal.entries(stream.stored.number))
