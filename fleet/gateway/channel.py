@@ -60,32 +60,32 @@ class RouteChannel:
         while True:
             try:
                 link = await dial(self._settings, self._coordinator)
-                backoff.reset()
                 said = ""
                 log.info("connected to the coordinator")
-                await self._session(link)
+                await self._session(link, backoff)
             except (LinkError, FrameError) as error:
                 if str(error) != said:  # a coordinator that stays away is one line, not one a second
                     said = str(error)
                     log.warning("the coordinator is away, the last routes stand: %s", error)
             await asyncio.sleep(backoff.next_seconds())
 
-    async def _session(self, link: Link) -> None:
+    async def _session(self, link: Link, backoff: Backoff) -> None:
         self.connected = True
         heard: dict[str, int] = {}
         try:
-            await until_first_ends(self._receive(link, heard), self._report(link, heard))
+            await until_first_ends(self._receive(link, heard, backoff), self._report(link, heard))
         finally:
             self.connected = False
             link.close("the gateway ends the session")
 
-    async def _receive(self, link: Link, heard: dict[str, int]) -> None:
+    async def _receive(self, link: Link, heard: dict[str, int], backoff: Backoff) -> None:
         """Follow routes; `heard` gets the epoch of each pipeline that the coordinator has named on this link."""
         while True:
             frame = await link.receive()
             if frame.type is not FrameType.ROUTE:
                 raise FrameError(f"{frame.type.name} from the coordinator")
             route = decode_route(frame.body)
+            backoff.reset()  # not before: each session that fails at once is two events in the coordinator's history
             pipeline = self._pipelines.get(route.pipeline)
             if pipeline is None:
                 log.warning("a route for pipeline %.80r, which is not in gateway.json", route.pipeline)

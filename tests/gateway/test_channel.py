@@ -309,3 +309,20 @@ async def test_frames_that_are_no_routes_end_the_link_and_it_is_dialled_again(di
         await site.coordinator.say(FrameType.ROUTE, site.route(3, "box1"))
         await until(lambda: site.pipeline.status.ready)
         assert len(site.coordinator.peers) == 3
+
+
+async def test_sessions_that_fail_at_once_are_fewer_and_fewer(directory: Path, pki: Pki) -> None:
+    """A coordinator of another release, whose routes mean nothing here: each session is two events of its history."""
+    coordinator = peer(pki, "control", "coordinator", "", "")
+    coordinator.greeting = [Frame(FrameType.ROUTE, b"{}")]
+    coordinator.listen()
+    address = {"box": "control", "host": "127.0.0.1", "port": coordinator.port}
+    timing = TIMING | {"ring_reconnect_max_seconds": 10.0}
+    config = parse_config(config_data(directory, pki, coordinator=address, timing=timing))
+    channel = make_channel(config, make_pipelines(config, GatewayMetrics(["main"])))
+    task = asyncio.ensure_future(channel.run())
+    await asyncio.sleep(3.0)
+    assert 1 <= len(coordinator.peers) <= 12
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await coordinator.close()
