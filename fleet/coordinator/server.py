@@ -147,17 +147,16 @@ class ControlServer:
         self._context.event("gateway-joined", f"gateway on {peer.box}, from {peer.address}", box=peer.box)
         for pipeline in self._pipelines.values():
             pipeline.gateway_joined(gateway)
-        ended = "the coordinator stops"
         try:
             await until_first_ends(peer.send_posted(), self._read_gateway(gateway))
-        except (LinkError, FrameError) as error:
-            ended = str(error)
+        except (LinkError, FrameError) as error:  # no news when the coordinator itself stops
+            if gateway in gateways:  # else a newer connection has its place
+                self._context.event("gateway-lost", f"gateway on {peer.box}: {error}", box=peer.box)
             raise
         finally:
             if gateway in gateways:
                 gateways.remove(gateway)
             self._context.metrics.gateways.set(len(gateways))
-            self._context.event("gateway-lost", f"gateway on {peer.box}: {ended}", box=peer.box)
 
     async def _read_gateway(self, gateway: GatewayState) -> None:
         while True:
