@@ -25,8 +25,8 @@ class BoxView:
         well: its channel is open and it is judged alive.
         condemned: it died, hung, or its process restarted under the plan that serves; a plan without it clears that.
         settled: well for `settle_seconds`. held_down: it died lately.
-        expected: it was lost or told to stop just now and may soon be back, or is and will be taken back soon, so that a
-            better split without it is not worth a switch.
+        expected: it was lost or told to stop just now and may soon be back, or is and will be taken back soon, so that
+            a better split without it is not worth a switch.
         drained: an operator wants nothing on it.
         awaited: its channel is gone, but not for so long that it would have dialled again if it lives.
         leaving: it was told to stop. unfit: it could not get ready for a plan, for another reason than memory.
