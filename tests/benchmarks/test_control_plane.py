@@ -13,5 +13,6 @@ def test_control_plane_prints_every_row() -> None:
     command = [sys.executable, "-m", "benchmarks.control_plane", "--quick", "--fresh", "--stages", "4"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert finished.returncode == 0, finished.stderr
-    for row in ("coordinator, %", "whole plan", "merge after the loss of a middle box", "merge worked out beforehand"):
+    rows = ("coordinator, %", "asyncio TLS sink", "whole plan", "merge after the loss", "merge worked out beforehand")
+    for row in (*rows, "coordinator ÷ sink"):
         assert any(line.startswith(row) for line in finished.stdout.splitlines()), row
