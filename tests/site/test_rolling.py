@@ -11,12 +11,16 @@ from tests.figures import note
 from tests.site.commands import Answer, fleet
 from tests.site.conftest import ALL_BOXES
 from tests.site.healing import Healing
+from tests.site.streams import PROMPTS
 from tests.site.watch import kinds
 
 pytestmark = pytest.mark.lab
 
 CHANGED = dict.fromkeys(ALL_BOXES, "changed")
 """Every stage has its reserve of memory in its configuration, the coordinator all of them, the gateway none."""
+
+FOUR = (PROMPTS[0], PROMPTS[2], PROMPTS[4], PROMPTS[7])
+"""Two greedy and two seeded ones."""
 
 
 @pytest.fixture
@@ -41,7 +45,9 @@ def test_stages_restart_in_turns_and_no_answer_notices(heal: Healing, changed: P
     done: list[Answer] = []
     try:
         run = heal.stream(
-            fault=lambda: done.append(fleet("provision", changed, "-o", "json")), until=heal.watch.is_whole
+            fault=lambda: done.append(fleet("provision", changed, "-o", "json")),
+            until=heal.watch.is_whole,
+            prompts=FOUR,
         )
         heal.assert_equal(run, "a changed configuration, box by box")
         assert results(done[0]) == CHANGED, done[0].stderr
@@ -57,6 +63,7 @@ def test_stages_restart_in_turns_and_no_answer_notices(heal: Healing, changed: P
         run = heal.stream(
             fault=lambda: back.append(fleet("provision", lab_inventory, "--at-once", "-o", "json")),
             until=heal.watch.is_whole,
+            prompts=FOUR,
         )
     assert results(back[0]) == CHANGED, back[0].stderr
     assert "one after the other" not in back[0].stderr
