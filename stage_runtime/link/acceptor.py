@@ -34,6 +34,7 @@ class Acceptor:
         self._serve = serve
         self._on_refused = on_refused
         self._socket: socket.socket | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshakes: dict[asyncio.Task[None], str] = {}  # oldest first, with the peer's address
 
@@ -53,7 +54,7 @@ class Acceptor:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family)
         self._socket.setblocking(False)
-        self._own(self._accept(self._socket))
+        self._listen()
 
     def settled(self) -> None:
         """Called by a connection's own task: its peer is known, it does not count as a stranger any more."""
@@ -62,18 +63,16 @@ class Acceptor:
 
     async def close(self) -> None:
         """Stop listening and end what serves connections."""
+        listening, self._socket = self._socket, None
+        if listening is not None:
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
+        if self._retry is not None:
+            self._retry.cancel()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
-
-    def _own(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -81,17 +80,29 @@ class Acceptor:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a connection's handler failed", exc_info=error)
 
-    async def _accept(self, listening: socket.socket) -> None:
-        while True:
-            try:
-                connection, address = await asyncio.get_running_loop().sock_accept(listening)
-            except OSError as error:  # e.g. no file descriptor left: others live on, this goes on when there is one
-                self._on_refused("?", f"accept: {error}")
-                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
-                continue
-            if len(self._handshakes) >= HANDSHAKES_AT_ONCE:
-                oldest = next(iter(self._handshakes))
-                self._on_refused(self._handshakes.pop(oldest), f"{HANDSHAKES_AT_ONCE} newer connections say nothing")
-                oldest.cancel()
-            peer = f"{address[0]}:{address[1]}"
-            self._handshakes[self._own(self._serve(connection, peer))] = peer
+    def _listen(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().add_reader(self._socket, self._accept, self._socket)
+
+    def _accept(self, listening: socket.socket) -> None:
+        # a reader, not sock_accept: that fails inside asyncio when a stop and a connection come at once (Python 3.11)
+        loop = asyncio.get_running_loop()
+        try:
+            connection, address = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:  # e.g. no file descriptor left: others live on, this goes on when there is one
+            self._on_refused("?", f"accept: {error}")
+            loop.remove_reader(listening)
+            self._retry = loop.call_later(ACCEPT_RETRY_SECONDS, self._listen)
+            return
+        connection.setblocking(False)
+        if len(self._handshakes) >= HANDSHAKES_AT_ONCE:
+            oldest = next(iter(self._handshakes))
+            self._on_refused(self._handshakes.pop(oldest), f"{HANDSHAKES_AT_ONCE} newer connections say nothing")
+            oldest.cancel()
+        peer = f"{address[0]}:{address[1]}"
+        task = asyncio.ensure_future(self._serve(connection, peer))
+        self._tasks.add(task)
+        self._handshakes[task] = peer
+        task.add_done_callback(self._ended)

@@ -148,7 +148,8 @@ class Epochs:
             try:
                 await self.history.abort(abort.epoch)
             finally:
-                await self._end_uncommitted(f"epoch {abort.epoch} is aborted: {abort.reason}")
+                if epoch is not None:  # a later one may be under way already
+                    await self._end(epoch, f"epoch {abort.epoch} is aborted: {abort.reason}")
 
     async def retire(self, retire: Retire) -> None:
         """RETIRE: stop this epoch and older ones, and free what only they needed."""

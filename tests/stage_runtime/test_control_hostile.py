@@ -98,7 +98,9 @@ async def bother_by_frames(site: StageSite, count: int, seed: int) -> None:
     lengths = KvLengths((KvLength(1, 5), KvLength(2**63, 2**40)))
     good = [FrameType.SURVEY, FrameType.AGREED, FrameType.FREE, FrameType.OPEN, FrameType.STEP, FrameType.READY]
 
-    async def bother() -> None:
+    async def bother() -> int:
+        """Frames that were sent; a link may end at the first one."""
+        sent = 0
         epoch = draw.choice([1, 1, 1, 7])
         hello = Hello(PROTOCOL, "stage", "box1", "lab", site.model_digest, "exact", epoch, "t", {"ring": "x"})
         link = await dial(LinkSettings(hello, tls, LinkTiming()), address)
@@ -106,13 +108,15 @@ async def bother_by_frames(site: StageSite, count: int, seed: int) -> None:
             for kind in (draw.choice(KINDS), draw.choice(good)):
                 body = draw.randbytes(draw.randrange(300)) if draw.random() < 0.7 else encode_control(lengths)
                 await link.send(Frame(kind, body, draw.choice([0, 1, 1, 7]), draw.randrange(2**32)))
+                sent += 1
         except LinkError:
-            return
+            return sent
         finally:
             link.close("done")
+        return sent
 
-    for _ in range(0, count, 2 * AT_ONCE):
-        await asyncio.gather(*(bother() for _ in range(AT_ONCE)))
+    while count > 0:
+        count -= sum(await asyncio.gather(*(bother() for _ in range(AT_ONCE))))
 
 
 async def still_serves(served: Served) -> None:

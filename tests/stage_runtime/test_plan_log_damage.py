@@ -14,7 +14,9 @@ import pytest
 from fleet.errors import FleetError
 from stage_runtime.server.history import History
 from stage_runtime.server.plan_log import FILE_NAME, PlanLog, PlanLogError, Recovered
+from tests.stage_runtime.site import StageSite
 from tests.stage_runtime.test_plan_log import prepare, reopen
+from tests.stage_runtime.tiny import TinyModel
 
 Damage = Callable[[Path], object]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
@@ -164,3 +166,19 @@ async def test_a_read_only_disk_is_said(full_disk: Path) -> None:
     await asyncio.to_thread(subprocess.run, ["mount", "-o", "remount,ro", full_disk], check=True)
     with pytest.raises(FleetError, match=r"readonly|read-only|unable"):
         await reopen(full_disk)
+
+
+@needs_root
+async def test_a_stage_waits_for_room_on_its_disk(full_disk: Path, tmp_path: Path, tied_model: TinyModel) -> None:
+    fill(full_disk)
+    site = StageSite(
+        tmp_path, tied_model.directory, tied_model.digest, layers=6, tied=True, stages=1, state_directory=str(full_disk)
+    )
+    site.start("box1")
+    try:
+        health = await site.wait_state("box1", "failed")
+        assert FILE_NAME in health["reason"]
+        (full_disk / "ballast").unlink()
+        assert (await site.wait_state("box1", "ready"))["incarnation"] == 1
+    finally:
+        site.stop()
