@@ -19,7 +19,7 @@ REASON_CHARACTERS = 2000
 # Messages that a peer may send at once, e.g. after the coordinator stood still for seconds, and those a second beside
 # its heartbeats: a ring that breaks brings a handful.
 MESSAGES_AT_ONCE = 400
-MESSAGES_PER_SECOND = 20.0
+MESSAGES_PER_SECOND = 50.0
 HEARTBEATS_EARLY = 4  # times as many as are due: each change of state brings one
 # Newer measurements cost a new look at every plan. A stage has them at its start, and when it has a head for the first
 # time.

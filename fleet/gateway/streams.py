@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -100,7 +101,7 @@ class StreamRegistry:
 
     async def run(self) -> None:
         """Let ended streams expire; runs until cancelled, then every author stops where it is."""
-        written = time.monotonic()
+        written = -math.inf  # at once: a start costs each stream a share of its time
         try:
             while True:
                 self._expire()

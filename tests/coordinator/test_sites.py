@@ -131,7 +131,7 @@ async def _many(times: int) -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         ca = SiteCa(Path(directory) / "pki", "demo")
-        timing = {"settle_seconds": 0.001, "hold_down_seconds": 0.001}
+        timing = {"settle_seconds": 0.001, "hold_down_seconds": 0.001, "heartbeat_seconds": 0.01}
         async with world(Path(directory) / "state", ca, timing=timing) as made:
             await made.connect()
             await made.serving()

@@ -294,11 +294,8 @@ async def test_time_left_survives_restarts_and_no_clock_is_asked(
     directory: Path, pki: Pki, tokenizer: Tokenizer
 ) -> None:
     pipeline = ScriptedPipeline(says(tokenizer, "x"))
-    async with running(directory, pki, {"main": pipeline}) as gateway, session(pki) as http:
-        response = await start(http, gateway)
-        await response.read()
-        stream_id = response.headers["Fleet-Stream-Id"]
     file = directory / "journal" / JOURNAL_FILE
+    stream_id = ""
 
     def row(change: str = "") -> tuple[float, int]:
         with sqlite3.connect(file) as connection:
@@ -310,6 +307,12 @@ async def test_time_left_survives_restarts_and_no_clock_is_asked(
         connection.close()
         return found
 
+    async with running(directory, pki, {"main": pipeline}) as gateway, session(pki) as http:
+        response = await start(http, gateway)
+        await response.read()
+        stream_id = response.headers["Fleet-Stream-Id"]
+        while not row()[1]:  # noqa: ASYNC110 - the client hears of the end a moment before the journal has it
+            await asyncio.sleep(0.01)
     assert row("UPDATE streams SET ended_unix_seconds=1, admitted_unix_seconds=1") == (30.0, 1)
     for _ in range(2):
         async with running(directory, pki, {"main": pipeline}) as gateway, session(pki) as http:
