@@ -19,7 +19,7 @@ from tests.stage_runtime.site import StageSite, answer, connected, eventually, r
 from tests.stage_runtime.tiny import TinyModel
 
 SETTLED = 20  # switches after which caches of libraries are warm
-FEW = 40
+FEW = 30
 MANY = 1000
 GROWTH_BYTES = 24 * 2**20  # allocator noise; a leaked engine of this model takes 1 MiB, a thousand of them 1 GiB
 
@@ -93,7 +93,15 @@ async def test_1000_switches_leave_nothing_behind(site: StageSite, tied_model: T
     await switch_often(site, tied_model, MANY, seed=2)
 
 
-@pytest.mark.parametrize("phase", ["starting", "preparing", "prepared", "serving", "draining", "retired"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "starting",
+        "preparing",
+        "draining",
+        *[pytest.param(phase, marks=pytest.mark.soak) for phase in ("prepared", "serving", "retired")],
+    ],
+)
 async def test_a_stop_in_every_phase_is_an_orderly_one(site: StageSite, phase: str) -> None:
     giver, process = site.giver, site.processes["box2"]
     plan = site.pipeline_plan("box2", "box1")
@@ -148,7 +156,10 @@ async def test_a_coordinator_that_flaps_50_times_changes_nothing(site: StageSite
     assert len(giver.plans) == 1
 
 
-@pytest.mark.parametrize("damage", ["deleted", "cut", "other bytes", "no directory"])
+@pytest.mark.parametrize(
+    "damage",
+    ["deleted", "other bytes", *[pytest.param(damage, marks=pytest.mark.soak) for damage in ("cut", "no directory")]],
+)
 async def test_a_shard_that_is_damaged_later_is_a_no_with_its_name(
     site: StageSite, tied_model: TinyModel, damage: str
 ) -> None:
