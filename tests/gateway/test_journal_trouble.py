@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Keeping:
 
 
 @asynccontextmanager
-async def keeping(directory: Path, most: int = 100) -> AsyncIterator[Keeping]:
+async def keeping(directory: Path, most: int = 1000) -> AsyncIterator[Keeping]:
     failures: list[int] = []
     journal = Journal(directory, lambda: failures.append(1))
     registry = StreamRegistry(journal, most, GatewayMetrics(["main"]))
@@ -187,3 +188,65 @@ async def test_an_expiry_writes_no_row_of_the_others(tmp_path: Path) -> None:
     for task in (running, journalling):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@contextmanager
+def small_disk(directory: Path, size: int) -> Iterator[None]:
+    directory.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)]
+    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode != 0:
+        pytest.skip("no right to mount a small disk")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def remount(directory: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(directory)], check=True)
+
+
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+async def test_a_disk_that_takes_nothing_costs_no_open_stream(tmp_path: Path, trouble: str) -> None:
+    directory = tmp_path / "journal"
+    filler = directory / "filler"
+
+    def begin() -> None:
+        if trouble == "read-only":
+            remount(directory, "ro")
+            return
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+
+    def end() -> None:
+        if trouble == "read-only":
+            remount(directory, "rw")
+        else:
+            filler.unlink()
+
+    with small_disk(directory, 2**20):
+        async with keeping(directory) as kept:
+            await kept.admit(1)
+            await kept.say(1, token(0))
+            if trouble == "read-only":
+                assert kept.journal._database._connection is not None
+                await asyncio.sleep(0.1)
+                kept.journal._database.close()  # the system refuses ro while a file is open for writing
+            begin()
+            await kept.say(1, *(token(place) for place in range(1, 3000)))
+            assert len(await kept.read(1)) == 3000
+            assert kept.failures
+            with pytest.raises(ApiError) as told:
+                for number in range(2, 500):
+                    await kept.admit(number)
+            assert told.value.status == 507
+            await kept.say(1, End(0, "stop"), End(1, "stop"), None)
+            end()
+            await kept.admit(600)
+            await kept.say(600, token(0), End(0, "stop"), End(1, "stop"), None)
+            await asyncio.sleep(0.1)
+        async with keeping(directory) as again:
+            assert await again.read(600) == [token(0), End(0, "stop"), End(1, "stop")]
+            with pytest.raises(ApiError):
+                await again.read(1)
