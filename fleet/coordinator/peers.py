@@ -15,6 +15,7 @@ from stage_runtime.link.tasks import within
 MOST_WAITING = 512
 # A refused peer closes when it has read why.
 REFUSED_SECONDS = 0.5
+REFUSED_MESSAGES = 100
 REASON_CHARACTERS = 2000
 # Messages that a peer may send at once, e.g. after the coordinator stood still for seconds, and those a second beside
 # its heartbeats: a ring that breaks brings a handful.
@@ -92,5 +93,5 @@ class Peer:
             self.link.close(reason)
 
     async def _until_closed(self) -> None:
-        while True:  # what it says meanwhile is read and dropped, or the kernel would reset before the reason is read
+        for _ in range(REFUSED_MESSAGES):  # read and dropped, or the kernel would reset before the reason is read
             await self.link.receive()
