@@ -11,7 +11,7 @@ import pytest
 from stage_runtime.link.connection import LinkError
 from stage_runtime.link.control import encode_control
 from stage_runtime.link.frames import Frame, FrameType, encode_frame
-from stage_runtime.link.membership import Committed, Drained, LinkReport, Vote
+from stage_runtime.link.membership import Committed, Drained, LinkReport, Retire, Vote
 from stage_runtime.link.tls import server_name
 from tests.coordinator.site import ScriptedGateway, ScriptedStage, World, until
 
@@ -153,3 +153,41 @@ async def test_half_open_and_silent_connections_shut_nobody_out(site: World, por
     finally:
         for connection in silent:
             connection.close()
+
+
+async def test_a_stage_that_never_reads_is_given_up(site: World) -> None:
+    """Its heartbeats come on time; what it is told waits, up to a bound, and then it is as good as gone."""
+    before, stage = site.epoch, site.stages["box2"]
+    assert stage.link is not None and stage._task is not None and site.coordinator is not None
+    stage._task.cancel()
+    box = site.coordinator.context.boxes["box2"]
+    peer, posted = box.peer, 0
+    assert peer is not None
+    order = Retire(0, "x" * 10_000)
+    while not peer.link.closed_reason and posted < 20_000:
+        for _ in range(100):
+            peer.post(FrameType.RETIRE, order)
+            posted += 1
+        await asyncio.sleep(0)
+    assert "does not read" in peer.link.closed_reason
+    assert posted < 3000  # some ten kibibytes each: the buffers of both sides, and 512 that wait
+    await site.stages["box1"].report("box2", "silent")
+    await site.serving(before + 1, {"box1", "box3"})
+
+
+async def test_a_gateway_that_never_reads_holds_up_nobody(site: World) -> None:
+    mute = ScriptedGateway(site.ca, "control")
+    await site.gateway.close()
+    await mute.connect(site.coordinator.port)
+    assert mute._task is not None
+    mute._task.cancel()
+    before = site.epoch
+    await site.stages["box2"].kill()
+    await site.stages["box1"].report("box2", "closed")
+    await until(lambda: site.epoch == before + 1, "healed")
+    await site.ask("POST", "/v1/boxes/box1/drain")
+    await until(
+        lambda: site.epoch == before + 2 and site.pipeline.switching.draining is None, "drained when time is up"
+    )
+    await mute.close()
+    site.gateway = None
