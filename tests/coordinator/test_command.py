@@ -30,7 +30,7 @@ def test_check_reads_everything_and_writes_nothing(tmp_path: Path, ca: SiteCa) -
 @pytest.mark.parametrize(
     ("damage", "code", "said"),
     [
-        ("{", 78, "coordinator.json: Expecting"),
+        ("{", 78, "coordinator.json: no JSON: Expecting"),
         ({"timing": {}}, 78, "timing."),
         ({"tls": {"ca": "/nonexistent", "certificate": "/none.crt", "key": "/none.key"}}, 1, "/none.crt"),
         ({"listen": {"host": "192.0.2.1", "port": 7402}}, 1, "cannot listen on 192.0.2.1:7402"),

@@ -28,7 +28,7 @@ def test_check_reads_everything_and_stops(directory: Path, pki: Pki) -> None:
 @pytest.mark.parametrize(
     ("damage", "code", "said"),
     [
-        ("{", 78, "gateway.json: Expecting"),
+        ("{", 78, "gateway.json: no JSON: Expecting"),
         ({"timing": {}}, 78, "ring_connect_seconds' is missing"),
         ({"api_keys_file": "/nonexistent/keys.json"}, 78, "/nonexistent/keys.json"),
         ({"tls": {"ca": "/nonexistent", "certificate": "/none.crt", "key": "/none.key"}}, 1, "/none.crt"),
