@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fleet.coordinator.records import BoxRecord, box_from_json, box_to_json, plan_from_json
-from tests.coordinator.site import World, until, world
+from tests.coordinator.site import World, world
 from tests.stage_runtime.pki import SiteCa
 
 FULL_BYTES = 2 * 2**20
