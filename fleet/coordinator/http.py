@@ -11,7 +11,8 @@ from fleet.coordinator.context import Context
 from fleet.coordinator.database import StoreError
 from fleet.coordinator.documents import box_document, events_document, health_document, site_document
 from fleet.coordinator.listening import HttpsListener
-from fleet.coordinator.pipeline import DrainRefused, Pipeline
+from fleet.coordinator.orders import DrainRefused
+from fleet.coordinator.pipeline import Pipeline
 from fleet.coordinator.routes import missing_mebibytes
 from fleet.coordinator.state import BoxState
 from fleet.errors import FleetError
@@ -131,7 +132,7 @@ class Api:
         if box is None or pipeline is None:
             return _problem(404, f"no box {request.match_info['box'][:100]!r} in any pipeline")
         try:
-            await (pipeline.drain(box) if what == "drain" else pipeline.undrain(box))
+            await (pipeline.orders.drain(box) if what == "drain" else pipeline.orders.undrain(box))
         except DrainRefused as error:
             body = {"reason": error.refusal.reason, "missing_mebibytes": missing_mebibytes(error.refusal)}
             return web.json_response(body, status=409)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import NoReturn
 
 from fleet.coordinator.context import Context
-from fleet.coordinator.database import StoreError
 from fleet.coordinator.decide import (
     Action,
-    BoxView,
     GiveUp,
     LetGo,
     Planned,
     Refuse,
     Situation,
     Start,
-    SwitchView,
     Wanted,
     available,
     conclude,
@@ -25,10 +21,12 @@ from fleet.coordinator.decide import (
 )
 from fleet.coordinator.judge import Thresholds
 from fleet.coordinator.judging import Judging
+from fleet.coordinator.orders import Orders
 from fleet.coordinator.planner import Planner
 from fleet.coordinator.reports import Reports
 from fleet.coordinator.routes import route_of
-from fleet.coordinator.standing import box_state, note_states
+from fleet.coordinator.situation import situation_of
+from fleet.coordinator.standing import note_states
 from fleet.coordinator.state import BoxState, GatewayState, Phases, members
 from fleet.coordinator.switching import Switching
 from fleet.planning.spec import PipelineSpec, Refusal
@@ -37,20 +35,12 @@ from stage_runtime.link.membership import Heartbeat, LinkReport, Register, Route
 from stage_runtime.link.tasks import until_first_ends
 
 
-class DrainRefused(Exception):
-    """No plan fits without the box."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.reason)
-        self.refusal = refusal
-
-
 class Pipeline:
     """One pipeline.
 
     Attributes:
-        switching: its epochs. planner: its plans. refusal: why no plan fits; None while one does.
-        route: what gateways were told last.
+        switching: its epochs. planner: its plans. orders: takes what operators want.
+        refusal: why no plan fits; None while one does. route: what gateways were told last.
     """
 
     def __init__(self, spec: PipelineSpec, context: Context) -> None:
@@ -68,7 +58,7 @@ class Pipeline:
         )
         self._judging = Judging(context, spec, self.switching, self.reports, thresholds)
         self._changed = asyncio.Event()
-        self._ordering = asyncio.Lock()
+        self.orders = Orders(self.switching, self.planner, context, self._look, self._changed.set)
         self._outlook_wanted = asyncio.Event()
         self._outlook_of: tuple[int, frozenset[str]] = (0, frozenset())
         self._failing_since: float | None = None  # detection of the loss that is being mended
@@ -140,59 +130,6 @@ class Pipeline:
         route = self.route or self._route()
         gateway.peer.post(FrameType.ROUTE, route, route.epoch)
 
-    # -- orders -------------------------------------------------------------------------------------------------------
-
-    async def drain(self, box: BoxState) -> None:
-        """An operator wants nothing on a box; durable when this returns.
-
-        Raises:
-            DrainRefused: no plan fits without it.
-            StoreError: it can't be written down.
-        """
-        async with self._ordering:  # of two orders at once, the second must know of the first
-            if box.name in members(self.switching.plan) and not box.record.drained:
-                await self._check_rest(box)
-            await self._set_drained(box, "drain-requested", drained=True)
-
-    async def undrain(self, box: BoxState) -> None:
-        """The box may be used again; durable when this returns.
-
-        Raises:
-            StoreError: it can't be written down.
-        """
-        async with self._ordering:
-            await self._set_drained(box, "undrain-requested", drained=False)
-
-    async def _check_rest(self, box: BoxState) -> None:
-        """Whether the others can do without a box; DrainRefused if not."""
-        now = self._context.clock.now()
-        alive = frozenset(name for name, view in self._situation(now).boxes.items() if view.usable and name != box.name)
-        if not alive:
-            others = [self._context.boxes[name] for name in self.spec.boxes if name != box.name]
-            why = ", ".join(f"{other.name} is {box_state(other, self.switching, self._context)[0]}" for other in others)
-            reason = f"pipeline {self.spec.name}: no other box can take over" + (f": {why}" if why else "")
-            raise DrainRefused(Refusal({}, reason))
-        self._use_costs(now)
-        answer = await self.planner.think("merge", alive)
-        if isinstance(answer, Refusal):
-            raise DrainRefused(answer)
-
-    async def _set_drained(self, box: BoxState, kind: str, *, drained: bool) -> None:
-        if not await self._context.store.works():
-            raise StoreError(self._context.store.refused)
-        before = box.record.drained
-        if before != drained:
-            box.record = replace(box.record, drained=drained)
-            self._context.keep(box)
-            self._context.event(kind, f"{box.name}: asked by the operator", pipeline=self.spec.name, box=box.name)
-            self._changed.set()
-        try:
-            await self._context.store.commit()
-        except StoreError:
-            box.record = replace(box.record, drained=before)  # who asked hears that it is not so
-            self._context.keep(box)
-            raise
-
     # -- the driver ---------------------------------------------------------------------------------------------------
 
     async def _drive(self) -> NoReturn:
@@ -218,9 +155,7 @@ class Pipeline:
                 self.refusal, self._failing_since = None, None
             self._send_route()
             return True
-        if self._use_costs(now):
-            self._outlook_wanted.set()
-        situation = self._situation(now)
+        situation = self._look()
         self._want_outlook(situation)
         wanted = want(situation)
         if isinstance(wanted, GiveUp):
@@ -237,6 +172,13 @@ class Pipeline:
         self._send_route()
         note_states((self._context.boxes[name] for name in self.spec.boxes), switching, self._context)
         return False
+
+    def _look(self) -> Situation:
+        """The situation now, with the planner up to date for questions about it."""
+        now = self._context.clock.now()
+        if self._use_costs(now):
+            self._outlook_wanted.set()
+        return self._situation(now)
 
     def _use_costs(self, now: float) -> bool:
         for box in (self._context.boxes[name] for name in self.spec.boxes):
@@ -283,38 +225,7 @@ class Pipeline:
         return False
 
     def _situation(self, now: float) -> Situation:
-        timing, switching = self._context.config.timing, self.switching
-        views = {}
-        for box in (self._context.boxes[name] for name in self.spec.boxes):
-            well = box.verdict.kind == "alive" and box.peer is not None
-            settled = box.well_since is not None and now - box.well_since >= timing.settle_seconds
-            held_down = box.hold_down.remaining(now)
-            away = 0.0 if well else now - box.condemned_at
-            back_soon = box.out or bool(box.leaving)  # who is told to stop usually restarts
-            views[box.name] = BoxView(
-                well=well,
-                condemned=bool(box.condemned),
-                awaited=box.channel != "open" and now - box.channel_since < timing.redial_seconds,
-                settled=settled,
-                held_down=held_down > 0,
-                expected=back_soon and not box.record.drained and max(away, held_down) <= timing.prepare_seconds,
-                drained=box.record.drained,
-                leaving=bool(box.leaving),
-                unfit=bool(box.unfit) and held_down > 0,
-            )
-        switch = switching.switch
-        early = self._first_seen_at is None or now - self._first_seen_at < timing.settle_seconds
-        working = any(views[name].well and not views[name].condemned for name in members(switching.plan))
-        return Situation(
-            views,
-            switching.plan,
-            SwitchView(switch.record.plan, switch.record.planned, switch.failed) if switch else None,
-            patient=early and not working,
-            fenced=switching.fenced,
-            retiring=switching.draining is not None,
-            improvable=now >= switching.improve_after,
-            calm=now >= switching.calm_after,
-        )
+        return situation_of(self.spec, self.switching, self._context, self._first_seen_at, now)
 
     def _let_spares_go(self) -> None:
         """A box that leaves and holds nothing need not wait."""

@@ -13,15 +13,14 @@ from typing import Any
 from fleet.coordinator.context import Context
 from fleet.coordinator.database import StoreError
 from fleet.coordinator.hold_down import MOST_DOUBLINGS
+from fleet.coordinator.numbers import EpochNumbers
 from fleet.coordinator.records import EpochRecord
 from fleet.coordinator.reports import Reports
 from fleet.coordinator.state import BoxState, Draining, Phases, Serving, Switch, members
-from fleet.coordinator.store import EPOCHS_RESERVED
-from fleet.planning.cost import CostTable, Load
 from fleet.planning.heal import transition_missing
-from fleet.planning.plan import PipelinePlan
+from fleet.planning.plan import PipelinePlan, StagePlan
 from fleet.planning.spec import PipelineSpec
-from fleet.planning.whole import same_model
+from fleet.planning.whole import same_model, table_of
 from stage_runtime.link.frames import FrameType
 from stage_runtime.link.membership import Abort, Commit, Prepare, Register, Retire, Vote
 
@@ -50,8 +49,7 @@ class Switching:
         self.improve_after = -math.inf
         self._context = context
         self._reports = reports
-        self._next_epoch = 1
-        self._reserved = 0
+        self._numbers = EpochNumbers(spec.name, context.store)
         self._failures = 0  # planned switches that failed since the last commit
 
     @property
@@ -76,7 +74,6 @@ class Switching:
             StoreError: the epochs to give out can't be reserved.
         """
         now, context = self._context.clock.now(), self._context
-        self._next_epoch = max([reserved, *(record.epoch for record in kept)], default=0) + 1
         for record in kept:
             if record.state == "preparing":
                 context.store.epoch_state(self.spec.name, record.epoch, "aborted")
@@ -96,15 +93,12 @@ class Switching:
                 self._drain(record, now)
             else:
                 context.store.epoch_state(self.spec.name, record.epoch, "retired")
-        self._reserve()
+        self._numbers.restore(max([reserved, *(record.epoch for record in kept)]))
         await context.store.commit()
 
     def observe(self, register: Register) -> None:
         """A stage knows these epochs: none of them is ever given out again."""
-        seen = max(register.committed_epoch, register.prepared_epoch, register.serving_epoch)
-        if seen >= self._next_epoch:
-            self._next_epoch = seen + 1
-            self._reserve()
+        self._numbers.seen(max(register.committed_epoch, register.prepared_epoch, register.serving_epoch))
 
     def catch_up(self, box: BoxState, register: Register) -> None:
         """Recovery scan: tell a stage that has just registered what it has missed."""
@@ -134,7 +128,7 @@ class Switching:
     def start(self, plan: PipelinePlan, reason: str, phases: Phases, *, planned: bool) -> None:
         """Send PREPARE to the members of a plan; whatever switch was under way has been aborted."""
         context, now = self._context, self._context.clock.now()
-        record = EpochRecord(self._take_epoch(), plan, "preparing", planned)
+        record = EpochRecord(self._numbers.take(), plan, "preparing", planned)
         context.store.epoch(self.spec.name, record)  # reserved durably before, so nobody waits for this write
         switch = Switch(record, reason, now, now + context.config.timing.prepare_seconds, phases)
         self.switch = switch
@@ -189,19 +183,11 @@ class Switching:
     def _refused(self, switch: Switch, box: BoxState, vote: Vote) -> None:
         switch.failed = f"{box.name} votes no: {vote.reason}"
         stage, timing = switch.record.plan.stage_of(box.name), self._context.config.timing
-        usable = box.cost.usable_bytes
-        if not vote.missing_bytes or stage is None or math.isinf(usable):
+        if not vote.missing_bytes or stage is None or math.isinf(box.cost.usable_bytes):
             self._unfit(switch, box, vote.reason)
             return
-        # The next plan must know what the box knows better. A stage compares with what is free, no reserve taken off:
-        # a range fits there once it needs less by all that was missing.
-        table = CostTable(self.spec.cost, Load(self.spec.max_sequences, self.spec.max_tokens_per_sequence))
-        slack = max(0, int(usable) - table.needed_bytes(stage.start, stage.end))
-        short = slack + vote.missing_bytes
-        if switch.record.planned and (own := self.plan and self.plan.stage_of(box.name)):
-            # two epochs at once don't fit; what it serves now does, and a merge must be able to count on that
-            short = min(short, max(0, int(usable) - table.needed_bytes(own.start, own.end)))
-        box.short_bytes += short
+        own = self.plan.stage_of(box.name) if self.plan and switch.record.planned else None
+        box.short_bytes += short_bytes(self.spec, stage, own, int(box.cost.usable_bytes), vote.missing_bytes)
         box.short_until = self._context.clock.now() + timing.hold_down_seconds
 
     def _unfit(self, switch: Switch, box: BoxState, reason: str) -> None:
@@ -232,7 +218,7 @@ class Switching:
         before = self.serving.record if self.serving else None
         if before is not None and not record.planned:
             context.store.epoch_state(name, before.epoch, "retired")
-        self._reserve()
+        self._numbers.reserve()
         switch.committing = True
         try:
             await context.store.commit()
@@ -343,22 +329,29 @@ class Switching:
 
     # -- small things -------------------------------------------------------------------------------------------------
 
-    def _take_epoch(self) -> int:
-        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
-        if epoch >= self._reserved - EPOCHS_RESERVED // 2:
-            self._reserve()
-        return epoch
-
-    def _reserve(self) -> None:
-        self._reserved = self._next_epoch + EPOCHS_RESERVED
-        self._context.store.reserve(self.spec.name, self._next_epoch)
-
     def _post(self, box: BoxState, kind: FrameType, message: Any, epoch: int) -> None:
         if box.peer is not None:
             box.peer.post(kind, message, epoch)
 
     def _event(self, kind: str, text: str, milliseconds: dict[str, int] | None = None) -> None:
         self._context.event(kind, text, pipeline=self.spec.name, milliseconds=milliseconds)
+
+
+def short_bytes(spec: PipelineSpec, stage: StagePlan, own: StagePlan | None, usable: int, missing: int) -> int:
+    """How much less a box can use than was planned with, by its own word.
+
+    A stage compares with what is free, no reserve taken off: a range fits there once it needs less by all that was
+    missing.
+
+    Args:
+        stage: that did not fit. own: what it serves now, if that goes on beside: two epochs at once don't fit, but what
+            it serves does, and a merge must be able to count on that.
+        usable: bytes that were planned with. missing: bytes that the box lacks.
+    """
+    table = table_of(spec)
+    slack = max(0, usable - table.needed_bytes(stage.start, stage.end))
+    most = slack + missing if own is None else max(0, usable - table.needed_bytes(own.start, own.end))
+    return min(slack + missing, most)
 
 
 def describe(plan: PipelinePlan) -> str:

@@ -114,7 +114,7 @@ async def switch_often(site: World, times: int) -> list[int]:
         pipeline = site.pipeline
         box = site.coordinator.context.boxes["box2"] if site.coordinator else None
         assert box is not None
-        await (pipeline.undrain(box) if number % 2 else pipeline.drain(box))
+        await (pipeline.orders.undrain(box) if number % 2 else pipeline.orders.drain(box))
         while site.epoch == before or site.switching or pipeline.switching.draining:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.001)
         epochs.append(site.epoch)
