@@ -10,12 +10,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from fleet.coordinator.context import Context
 from fleet.coordinator.database import StoreError
 from fleet.coordinator.documents import box_document, events_document, health_document, site_document
-from fleet.coordinator.listening import HttpsListener
 from fleet.coordinator.orders import DrainRefused
 from fleet.coordinator.pipeline import Pipeline
 from fleet.coordinator.routes import missing_mebibytes
 from fleet.coordinator.state import BoxState
 from fleet.errors import FleetError
+from stage_runtime.link.https import HttpsListener
 from stage_runtime.link.tls import peer_identity
 
 OPERATOR = "operator"
@@ -23,6 +23,8 @@ OPERATOR = "operator"
 KEEPALIVE_SECONDS = 75.0
 # A page takes milliseconds; whoever reads one more slowly does not hold up a stop.
 SHUTDOWN_SECONDS = 2.0
+# An operator and a scrape need a handful, for milliseconds, and the links of stages and gateways need descriptors too.
+CONNECTIONS_AT_ONCE = 128
 MAX_BODY_BYTES = 4096  # orders have no body
 MOST_EVENTS_A_PAGE = 1000
 LARGEST_ID = 2**63 - 1
@@ -70,7 +72,7 @@ class Api:
             self.application(), access_log=None, keepalive_timeout=KEEPALIVE_SECONDS, shutdown_timeout=SHUTDOWN_SECONDS
         )
         await runner.setup()
-        listener = HttpsListener(runner, context)
+        listener = HttpsListener(runner, context, most=CONNECTIONS_AT_ONCE, crowded="oldest")
         try:
             listener.start(config.http.host, config.http.port)
         except OSError as error:

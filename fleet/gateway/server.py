@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import ssl
 import time
 from collections.abc import Mapping
 
@@ -24,12 +23,14 @@ from fleet.gateway.log import logger
 from fleet.gateway.metrics import GatewayMetrics
 from fleet.gateway.streams import StreamRegistry
 from fleet.gateway.vocabulary import Vocabulary
-from stage_runtime.link.configuration import Address
+from stage_runtime.link.https import HttpsListener
 
 SHUTDOWN_SECONDS = 5.0
 """Open answers may finish so long after SIGTERM; supervisord waits 10 s before it kills."""
 KEEPALIVE_SECONDS = 75.0
 """An idle client connection is closed after it."""
+CONNECTIONS_AT_ONCE = 512
+"""Of clients over HTTPS; one more is closed, as each of these may be an open answer."""
 
 
 def make_gateway(config: GatewayConfig, pipelines: Mapping[str, HealingPipeline], metrics: GatewayMetrics) -> Gateway:
@@ -68,8 +69,8 @@ def make_gateway(config: GatewayConfig, pipelines: Mapping[str, HealingPipeline]
     )
 
 
-async def start_listening(gateway: Gateway) -> web.AppRunner:
-    """Open the listeners; the caller runs `cleanup()` of what it gets.
+async def start_listening(gateway: Gateway) -> HttpsListener:
+    """Open the listeners; the caller closes what it gets, which closes the one on loopback too.
 
     Raises:
         FleetError: an address can't be listened on, or the certificate can't be read.
@@ -90,24 +91,19 @@ async def start_listening(gateway: Gateway) -> web.AppRunner:
         keepalive_timeout=KEEPALIVE_SECONDS,
     )
     await runner.setup()
+    listener, where = HttpsListener(runner, context, most=CONNECTIONS_AT_ONCE, crowded="newest"), config.listen
     try:
-        await _listen(runner, config.listen, context)
+        listener.start(where.host, where.port)
         if config.loopback is not None:
-            await _listen(runner, config.loopback, None)
-    except FleetError:
-        await runner.cleanup()
-        raise
-    return runner
-
-
-async def _listen(runner: web.AppRunner, address: Address, context: ssl.SSLContext | None) -> None:
-    try:
-        await web.TCPSite(runner, address.host, address.port, ssl_context=context).start()
+            where = config.loopback
+            await web.TCPSite(runner, where.host, where.port).start()
     except OSError as error:
+        await listener.close()
         raise FleetError(
-            f"cannot listen on {address.host}:{address.port}: {error.strerror}",
-            hint=f"see who has the port: ss -ltnp 'sport = :{address.port}'",
+            f"cannot listen on {where.host}:{where.port}: {error.strerror}",
+            hint=f"see who has the port: ss -ltnp 'sport = :{where.port}'",
         ) from None
+    return listener
 
 
 async def serve(gateway: Gateway) -> None:
@@ -122,7 +118,7 @@ async def serve(gateway: Gateway) -> None:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     gateway.recover()
-    runner = await start_listening(gateway)
+    listener = await start_listening(gateway)
     logger.info("listening", extra={"fields": {"host": gateway.config.listen.host, "port": gateway.config.listen.port}})
     running = loop.create_task(gateway.run())
     stopping = loop.create_task(stop.wait())
@@ -131,7 +127,7 @@ async def serve(gateway: Gateway) -> None:
         if running in done:
             running.result()  # raises the bug; supervisord starts us anew
     finally:
-        await runner.cleanup()
+        await listener.close()
         for task in (stopping, running):
             task.cancel()
         await asyncio.gather(stopping, running, return_exceptions=True)

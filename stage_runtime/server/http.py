@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import socket
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from stage_runtime.link.acceptor import Acceptor
+from stage_runtime.link.https import HttpsListener
 from stage_runtime.link.tls import peer_identity
 from stage_runtime.server.metrics import make_registry
 from stage_runtime.server.state import StageState
-
-log = logging.getLogger(__name__)
 
 # Silent connections end after it: anyone may open some, and descriptors are needed for the ring.
 KEEPALIVE_SECONDS = 75.0
@@ -56,53 +51,22 @@ def make_app(state: StageState) -> web.Application:
     return app
 
 
-class HttpServer:
-    """Listens on the metrics port; strangers can take only so many descriptors.
+async def start_http(state: StageState) -> HttpsListener:
+    """Listen on the metrics port; the caller closes what it gets.
 
-    Args:
-        state: what the pages show.
+    Raises:
+        OSError: the address is taken, or a certificate file can't be read.
     """
-
-    def __init__(self, state: StageState) -> None:
-        self._config = state.config
-        self._runner = web.AppRunner(
-            make_app(state), access_log=None, keepalive_timeout=KEEPALIVE_SECONDS, shutdown_timeout=SHUTDOWN_SECONDS
-        )
-        self._acceptor = Acceptor(self._serve, self._refused)
-
-    async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            OSError: the address is taken, or a certificate file can't be read.
-        """
-        self._context = self._config.tls.server_context(require_certificate=False)
-        await self._runner.setup()
-        self._acceptor.start(self._config.metrics.host, self._config.metrics.port)
-
-    async def close(self) -> None:
-        """End every connection."""
-        await self._acceptor.close()
-        await self._runner.cleanup()
-
-    async def _serve(self, connection: socket.socket, address: str) -> None:
-        server = self._runner.server
-        if server is None:
-            connection.close()
-            return
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                server,
-                connection,
-                ssl=self._context,
-                ssl_handshake_timeout=self._config.link_timing.handshake_seconds,
-            )
-        except OSError as error:  # an ssl.SSLError is one
-            self._refused(address, f"TLS: {error.strerror or error}")
-            return
-        for oldest in server.connections[:-CONNECTIONS_AT_ONCE]:
-            oldest.force_close()
-
-    @staticmethod
-    def _refused(address: str, reason: str) -> None:
-        log.debug("metrics port: connection from %s is closed: %s", address, reason)
+    config = state.config
+    context = config.tls.server_context(require_certificate=False)
+    runner = web.AppRunner(
+        make_app(state), access_log=None, keepalive_timeout=KEEPALIVE_SECONDS, shutdown_timeout=SHUTDOWN_SECONDS
+    )
+    await runner.setup()
+    listener = HttpsListener(runner, context, most=CONNECTIONS_AT_ONCE, crowded="oldest")
+    try:
+        listener.start(config.metrics.host, config.metrics.port)
+    except OSError:
+        await listener.close()
+        raise
+    return listener

@@ -32,7 +32,7 @@ from stage_runtime.server.dispatch import Dispatcher
 from stage_runtime.server.ending import HungError
 from stage_runtime.server.epochs import Epochs
 from stage_runtime.server.history import History
-from stage_runtime.server.http import HttpServer
+from stage_runtime.server.http import start_http
 from stage_runtime.server.loader import Loader, NoMemory
 from stage_runtime.server.memory import (
     LOADING_THRESHOLD_BYTES,
@@ -100,9 +100,8 @@ class StageProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._note_signal)
         admin = AdminServer(self.state, self.config.admin_socket)
-        http = HttpServer(self.state)
+        http = await start_http(self.state)
         try:
-            await http.start()
             await admin.start()
             parts = (self._serve(), self._stop_after_leaving(), self._stop_at_once(), self._watch_compute())
             await until_first_ends(*map(self._or_else_stop, parts))

@@ -300,16 +300,15 @@ async def running(
     metrics = GatewayMetrics([each.name for each in config.pipelines])
     gateway = make_gateway(config, heal(config, pipelines, metrics), metrics)
     gateway.recover()
-    runner = await start_listening(gateway)
+    listener = await start_listening(gateway)
     task = asyncio.ensure_future(gateway.run())
     try:
-        https, http = (address[1] for address in runner.addresses)
-        running_gateway = RunningGateway(https, http, pki, gateway)
+        running_gateway = RunningGateway(listener.port, listener.runner.addresses[0][1], pki, gateway)
         for name in pipelines:
             running_gateway.apply(route(pipeline=name))
         yield running_gateway
     finally:
-        await runner.cleanup()
+        await listener.close()
         task.cancel()
         [ended] = await asyncio.gather(task, return_exceptions=True)
         assert isinstance(ended, asyncio.CancelledError), ended

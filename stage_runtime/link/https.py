@@ -1,4 +1,4 @@
-"""The listener of an HTTPS server with a most of everything: whoever dials without end uses up nobody's descriptors."""
+"""The HTTPS listener of our programs: whoever dials without end uses up nobody's descriptors."""
 
 from __future__ import annotations
 
@@ -6,31 +6,36 @@ import asyncio
 import logging
 import socket
 import ssl
+from typing import Literal
 
 from aiohttp import web
 
 from stage_runtime.link.acceptor import Acceptor
 
-log = logging.getLogger("fleet.coordinator")
+log = logging.getLogger(__name__)
 
-# Connections that have finished TLS; the oldest goes first. An operator and a scrape need a handful, for milliseconds,
-# and the links of stages and gateways need descriptors too.
-CONNECTIONS_AT_ONCE = 128
 HANDSHAKE_SECONDS = 5.0
 
 
 class HttpsListener:
-    """Accepts for an aiohttp server, whose own listener takes any number.
+    """Accepts for an aiohttp server, whose own listener takes any number of connections and of handshakes.
 
     Args:
         runner: set up; its server takes the connections.
         context: of TLS.
+        most: connections that have finished TLS.
+        crowded: which one goes when there are more: the "oldest" of pages that take milliseconds, the "newest" where
+            an old one may be an open answer.
     """
 
-    def __init__(self, runner: web.AppRunner, context: ssl.SSLContext) -> None:
-        self._runner = runner
+    def __init__(
+        self, runner: web.AppRunner, context: ssl.SSLContext, *, most: int, crowded: Literal["oldest", "newest"]
+    ) -> None:
+        self.runner = runner
         self._context = context
-        self._acceptor = Acceptor(self._serve, lambda address, reason: log.debug("HTTPS from %s: %s", address, reason))
+        self._most = most
+        self._crowded = crowded
+        self._acceptor = Acceptor(self._serve, self._refused)
 
     def start(self, host: str, port: int) -> None:
         """Start to listen.
@@ -46,13 +51,13 @@ class HttpsListener:
         return self._acceptor.port
 
     async def close(self) -> None:
-        """Stop to listen, and end every connection."""
+        """Stop to listen, end every connection, and clean the runner up."""
         await self._acceptor.close()
-        await self._runner.cleanup()
+        await self.runner.cleanup()
 
     async def _serve(self, connection: socket.socket, address: str) -> None:
         """Hand a connection over to the server, which owns it once TLS stands."""
-        server = self._runner.server
+        server = self.runner.server
         if server is None:
             connection.close()
             return
@@ -61,9 +66,14 @@ class HttpsListener:
                 server, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS
             )
         except OSError as error:  # an ssl.SSLError is one; the connection is its transport's to close
-            log.debug("TLS with %s: %s", address, error)
+            self._refused(address, f"TLS: {error.strerror or error}")
             return
         connections = server.connections  # oldest first
-        for oldest in connections[: max(0, len(connections) - CONNECTIONS_AT_ONCE)]:
-            if oldest.transport is not None:
-                oldest.transport.abort()
+        surplus = connections[: -self._most] if self._crowded == "oldest" else connections[self._most :]
+        for connected in surplus:
+            if connected.transport is not None:
+                connected.transport.abort()
+
+    @staticmethod
+    def _refused(address: str, reason: str) -> None:
+        log.debug("HTTPS from %s: %s", address, reason)
