@@ -43,6 +43,8 @@ class LinkTiming:
 LinkTrouble = Literal["closed", "silent", "refused", "unreachable"]
 # Nobody waits more often than this for a deadline that has nearly come.
 LEAST_WAIT_SECONDS = 0.005
+# Times as many pings as fit into a silence are a flood: what a pause of this process piles up is one silence's worth.
+MOST_PINGS = 20
 
 
 class LinkError(Exception):
@@ -96,6 +98,8 @@ class Link:
         self._writer = writer
         self._timing = timing
         self._last_sent = 0.0
+        self._pings = 0  # since `_pings_since`
+        self._pings_since = 0.0
         self._draining = asyncio.Lock()  # Python 3.10's drain() takes one waiter
         writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         now = asyncio.get_running_loop().time()
@@ -144,6 +148,17 @@ class Link:
                 raise self._error() from None
             if frame.type is not FrameType.PING:
                 return frame
+            self._count_ping()
+
+    def _count_ping(self) -> None:
+        """LinkError once the peer sends nothing but pings, and more of them than any pause of ours could pile up."""
+        now = asyncio.get_running_loop().time()
+        if now - self._pings_since >= self._timing.silence_seconds:
+            self._pings, self._pings_since = 0, now
+        self._pings += 1
+        if self._pings > MOST_PINGS * self._timing.silence_seconds / self._timing.ping_seconds:
+            self._end(LinkError(f"link with {self.peer.box}: it floods with pings"))
+            self._raise_if_closed()
 
     def close(self, reason: str) -> None:
         """End the link at once; the first reason stands."""

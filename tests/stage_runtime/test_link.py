@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stage_runtime.link.connection import Link, LinkError, LinkTiming
+from stage_runtime.link.connection import MOST_PINGS, Link, LinkError, LinkTiming
 from stage_runtime.link.control import Cancel, encode_control
 from stage_runtime.link.endpoints import BoxAddress, LinkServer, LinkSettings, dial
 from stage_runtime.link.frames import Frame, FrameType, encode_frame
@@ -206,6 +206,18 @@ async def test_a_listener_judges_dates_from_the_moment_its_clock_is_right(ca: Si
     with pytest.raises(LinkError):
         await dial(settings, address)
     await server.close()
+
+
+async def test_a_flood_of_pings_ends_a_link(ca: SiteCa, listener: tuple[Listener, BoxAddress]) -> None:
+    live, box = listener
+    link = await dial(LinkSettings(CLIENT_HELLO, ca.issue("box2"), TIMING), box)
+    for _ in range(MOST_PINGS * 10):
+        await link.send(Frame(FrameType.PING, epoch=4))
+    await link.send(Frame(FrameType.CANCEL, encode_control(Cancel(7)), epoch=4))
+    assert (await link.receive()).type is FrameType.CANCEL  # so many are none
+    for _ in range(MOST_PINGS * 10):
+        await link.send(Frame(FrameType.PING, epoch=4))
+    assert "floods with pings" in await live.reason()
 
 
 async def test_silence_ends_a_link(ca: SiteCa, listener: tuple[Listener, BoxAddress]) -> None:
