@@ -34,12 +34,13 @@ def recovered(kept: Sequence[EpochRecord], boxes: Collection[str]) -> Recovered:
     """
     committed = [record for record in kept if record.state == "committed"]
     foreign = tuple(record for record in committed if not set(members(record.plan)) <= set(boxes))
-    *older, serving = [None, *(record for record in committed if record not in foreign)]
-    before = older[-1] if serving is not None and serving.planned and older else None
+    live = [record for record in committed if record not in foreign]
+    older, serving = live[:-1], live[-1] if live else None
+    draining = older[-1] if older and serving is not None and serving.planned else None
     return Recovered(
         serving,
-        before,
+        draining,
         aborted=tuple(record for record in kept if record.state == "preparing"),
-        retired=tuple(record for record in older if record is not None and record is not before),
+        retired=tuple(record for record in older if record is not draining),
         foreign=foreign,
     )

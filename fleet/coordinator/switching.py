@@ -15,12 +15,14 @@ from fleet.coordinator.database import StoreError
 from fleet.coordinator.hold_down import MOST_DOUBLINGS
 from fleet.coordinator.numbers import EpochNumbers
 from fleet.coordinator.records import EpochRecord
+from fleet.coordinator.recovery import recovered
 from fleet.coordinator.reports import Reports
 from fleet.coordinator.state import BoxState, Draining, Phases, Serving, Switch, members
 from fleet.planning.heal import transition_missing
-from fleet.planning.plan import PipelinePlan, StagePlan
+from fleet.planning.plan import PipelinePlan
+from fleet.planning.shortage import short_bytes
 from fleet.planning.spec import PipelineSpec
-from fleet.planning.whole import same_model, table_of
+from fleet.planning.whole import same_model
 from stage_runtime.link.frames import FrameType
 from stage_runtime.link.membership import Abort, Commit, Prepare, Register, Retire, Vote
 
@@ -73,28 +75,21 @@ class Switching:
         Raises:
             StoreError: the epochs to give out can't be reserved.
         """
-        now, context = self._context.clock.now(), self._context
-        for record in kept:
-            if record.state == "preparing":
-                context.store.epoch_state(self.spec.name, record.epoch, "aborted")
-                self._event("plan-aborted", f"epoch {record.epoch}: the coordinator stopped before it was committed")
-        committed = [record for record in kept if record.state == "committed"]
-        for record in committed:
-            if strangers := [name for name in members(record.plan) if name not in self.spec.boxes]:
-                context.store.epoch_state(self.spec.name, record.epoch, "retired")
-                self._event(
-                    "plan-retired", f"epoch {record.epoch}: {', '.join(strangers)} not in the pipeline any more"
-                )
-        committed = [each for each in committed if set(members(each.plan)) <= set(self.spec.boxes)]
-        if committed:
-            self.serving = Serving(committed[-1], committed_at=now)
-        for record in committed[:-1]:
-            if record is committed[-2] and committed[-1].planned:
-                self._drain(record, now)
-            else:
-                context.store.epoch_state(self.spec.name, record.epoch, "retired")
+        now, store, found = self._context.clock.now(), self._context.store, recovered(kept, self.spec.boxes)
+        for record in found.aborted:
+            store.epoch_state(self.spec.name, record.epoch, "aborted")
+            self._event("plan-aborted", f"epoch {record.epoch}: the coordinator stopped before it was committed")
+        for record in found.foreign:
+            strangers = ", ".join(name for name in members(record.plan) if name not in self.spec.boxes)
+            self._event("plan-retired", f"epoch {record.epoch}: {strangers} not in the pipeline any more")
+        for record in (*found.foreign, *found.retired):
+            store.epoch_state(self.spec.name, record.epoch, "retired")
+        if found.serving is not None:
+            self.serving = Serving(found.serving, committed_at=now)
+        if found.draining is not None:
+            self._drain(found.draining, now)
         self._numbers.restore(max([reserved, *(record.epoch for record in kept)]))
-        await context.store.commit()
+        await store.commit()
 
     def observe(self, register: Register) -> None:
         """A stage knows these epochs: none of them is ever given out again."""
@@ -335,23 +330,6 @@ class Switching:
 
     def _event(self, kind: str, text: str, milliseconds: dict[str, int] | None = None) -> None:
         self._context.event(kind, text, pipeline=self.spec.name, milliseconds=milliseconds)
-
-
-def short_bytes(spec: PipelineSpec, stage: StagePlan, own: StagePlan | None, usable: int, missing: int) -> int:
-    """How much less a box can use than was planned with, by its own word.
-
-    A stage compares with what is free, no reserve taken off: a range fits there once it needs less by all that was
-    missing.
-
-    Args:
-        stage: that did not fit. own: what it serves now, if that goes on beside: two epochs at once don't fit, but what
-            it serves does, and a merge must be able to count on that.
-        usable: bytes that were planned with. missing: bytes that the box lacks.
-    """
-    table = table_of(spec)
-    slack = max(0, usable - table.needed_bytes(stage.start, stage.end))
-    most = slack + missing if own is None else max(0, usable - table.needed_bytes(own.start, own.end))
-    return min(slack + missing, most)
 
 
 def describe(plan: PipelinePlan) -> str:

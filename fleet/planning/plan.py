@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
 
 PLAN_SCHEMA = 1
 
@@ -65,19 +64,3 @@ class Plan:
     def to_json(self) -> str:
         """Canonical JSON (sorted keys), so that equal plans have equal bytes."""
         return json.dumps({"schema": PLAN_SCHEMA, **asdict(self)}, sort_keys=True)
-
-    @staticmethod
-    def from_data(data: dict[str, Any]) -> Plan:
-        """Parse what `to_json` wrote (already decoded).
-
-        Raises:
-            ValueError: another schema version.
-            KeyError, TypeError: a field is missing or unknown.
-        """
-        if data.get("schema") != PLAN_SCHEMA:
-            raise ValueError(f"plan schema {data.get('schema')!r}, expected {PLAN_SCHEMA}")
-        pipelines = {}
-        for name, raw in data["pipelines"].items():
-            stages = tuple(StagePlan(**stage) for stage in raw["stages"])
-            pipelines[name] = PipelinePlan(**{**raw, "stages": stages})
-        return Plan(epoch=int(data["epoch"]), pipelines=pipelines)

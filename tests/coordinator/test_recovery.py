@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from fleet.coordinator.records import EpochRecord
-from fleet.coordinator.recovery import recovered
+from fleet.coordinator.recovery import Recovered, recovered
 from tests.coordinator.test_decide import plan
 
 BOXES = ("box1", "box2", "box3")
@@ -26,26 +26,17 @@ GONE = record(5, "committed", "box1", "box9")
 
 
 @pytest.mark.parametrize(
-    ("kept", "serving", "draining", "aborted", "retired", "foreign"),
+    ("kept", "found"),
     [
-        ((), None, None, (), (), ()),
-        ((OPEN,), None, None, (OPEN,), (), ()),
-        ((FIRST,), FIRST, None, (), (), ()),
-        ((FIRST, UNPLANNED), UNPLANNED, None, (), (FIRST,), ()),
-        ((FIRST, UNPLANNED, PLANNED, OPEN), PLANNED, UNPLANNED, (OPEN,), (FIRST,), ()),
-        ((FIRST, GONE), FIRST, None, (), (), (GONE,)),
-        ((GONE,), None, None, (), (), (GONE,)),
-        ((record(1, "aborted"), record(2, "retired")), None, None, (), (), ()),
+        ((), Recovered(None, None, (), (), ())),
+        ((OPEN,), Recovered(None, None, (OPEN,), (), ())),
+        ((FIRST,), Recovered(FIRST, None, (), (), ())),
+        ((FIRST, UNPLANNED), Recovered(UNPLANNED, None, (), (FIRST,), ())),
+        ((FIRST, UNPLANNED, PLANNED, OPEN), Recovered(PLANNED, UNPLANNED, (OPEN,), (FIRST,), ())),
+        ((FIRST, GONE), Recovered(FIRST, None, (), (), (GONE,))),
+        ((GONE,), Recovered(None, None, (), (), (GONE,))),
+        ((record(1, "aborted"), record(2, "retired")), Recovered(None, None, (), (), ())),
     ],
 )
-def test_kept_epochs_are_sorted(
-    kept: tuple[EpochRecord, ...],
-    serving: EpochRecord | None,
-    draining: EpochRecord | None,
-    aborted: tuple[EpochRecord, ...],
-    retired: tuple[EpochRecord, ...],
-    foreign: tuple[EpochRecord, ...],
-) -> None:
-    found = recovered(kept, BOXES)
-    assert (found.serving, found.draining) == (serving, draining)
-    assert (found.aborted, found.retired, found.foreign) == (aborted, retired, foreign)
+def test_kept_epochs_are_sorted(kept: tuple[EpochRecord, ...], found: Recovered) -> None:
+    assert recovered(kept, BOXES) == found

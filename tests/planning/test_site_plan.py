@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from fleet.errors import FleetError
 from fleet.inventory.loader import load_site
 from fleet.inventory.model import Site
 from fleet.planning.explain import stage_row, summary
-from fleet.planning.plan import Plan
 from fleet.planning.site import forecast, plan_site
 from tests.models import smollm2_directory
 
@@ -39,9 +39,9 @@ def test_plan_of_the_lab_is_complete_and_survives_json(site: Site, info: ModelIn
     assert [stage.box for stage in stages] == ["box1", "box2", "box3"]
     assert (stages[0].start, stages[-1].end) == (0, 30)
     assert [(stage.embedding, stage.head) for stage in stages] == [(True, True), (False, False), (False, False)]
-    import json
-
-    assert Plan.from_data(json.loads(plan.to_json())) == plan
+    printed = json.loads(plan.to_json())
+    assert printed["schema"] == 1
+    assert [stage["box"] for stage in printed["pipelines"]["main"]["stages"]] == ["box1", "box2", "box3"]
 
 
 def test_explicit_ranges_are_taken_as_they_are(site: Site, info: ModelInfo) -> None:
