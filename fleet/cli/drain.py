@@ -26,7 +26,8 @@ def drain(box: str, inventory: Path, wait: bool, output: str) -> None:
     """Move the layers of BOX to the other boxes, by a planned switch: no answer is lost or repeated.
 
     The box stays drained, also over restarts, until `fleet undrain BOX`. Draining twice is draining once.
-    Exit code 1 if the others can't hold its layers; then nothing changes.
+    Exit code 1 if the others can't hold its layers, or the coordinator can't write the order down: nothing changes.
+    Also 1 if it takes too long to wait for: then the order stands. 3: the coordinator is not reached.
     """
     from fleet.cli.site_verbs import give_order
 

@@ -22,6 +22,7 @@ Examples:
   fleet drill kill box2 --show -i inventory/local.yaml
   fleet drill power-cut pi-2 --seconds 30 --yes
   fleet drill link-cut pi-2 --streams 8 -o json --yes
+  fleet drill hang box1 -i inventory/local.yaml
 """
 KINDS = ("power-cut", "kill", "hang", "link-cut")
 ANSWER_TOKENS = 120  # long enough to break in the middle, short enough to wait for twice
@@ -51,8 +52,9 @@ def drill(
     kill       its stage process is killed
     hang       its stage process is stopped
 
-    Exit code 0: no answer failed, nothing was lost or repeated (nor changed, under policy exact), and the site is
-    whole again; else 1.
+    Exit code 0: no answer failed, nothing was lost or repeated (nor changed, under policy exact, but at a near-tie),
+    and the site is whole again. 2: nobody to say yes (add --yes); 3: the coordinator is not reached; 4: another drill
+    runs; else 1.
     """
     import asyncio
 

@@ -22,7 +22,7 @@ Examples:
   fleet plan inventory/site.yaml
   fleet plan inventory/local.yaml --without box2
   fleet plan inventory/lab.yaml --without box1,box2 -o json
-  fleet plan inventory/lab.yaml --raw > plan.json
+  fleet plan inventory/lab.yaml --raw > preview.json
 """
 
 
@@ -41,7 +41,7 @@ def _names(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tu
     callback=_names,
     help="Show the plan after these boxes are lost; repeatable, comma-separated. Exit code 1 if no plan fits then.",
 )
-@click.option("--raw", is_flag=True, help="Print the plan itself as the boxes get it (JSON).")
+@click.option("--raw", is_flag=True, help="Print the previewed plan as JSON.")
 def plan(inventory: Path, output: str, without: tuple[str, ...], raw: bool) -> int:
     """Split each model over its pipeline's boxes and explain the result; changes nothing."""
     from fleet.bundle.models import read_models

@@ -23,9 +23,9 @@ Examples:
 
 \b
 Exit codes:
-  0 ok · 1 a box failed or the site is not ready · 3 only unreachable boxes
-  4 another run holds the lock · 5 rolled back · 78 invalid inventory
-  130 interrupted
+  0 ok · 1 a box failed, the site is not ready, or --fail-on-changes met one
+  2 wrong usage · 3 only unreachable boxes · 4 another run holds the lock
+  5 rolled back · 78 invalid inventory · 130 interrupted
 """
 
 

@@ -25,7 +25,9 @@ Examples:
 def undrain(box: str, inventory: Path, wait: bool, output: str) -> None:
     """Let BOX take part again: it loads its layers first, then a planned switch gives them to it.
 
-    Undraining a box that is not drained changes nothing. Exit code 1 if the box is dead.
+    Undraining a box that is not drained changes nothing. Exit code 1 if the box is dead,
+    hung or was never seen: the order stands, and it takes part once it is back. A held-down box is waited for, which
+    may take its whole hold-down; --no-wait does not.
     """
     from fleet.cli.site_verbs import give_order
 

@@ -26,7 +26,7 @@ from fleet.gateway.vocabulary import Vocabulary
 from stage_runtime.link.https import HttpsListener
 
 SHUTDOWN_SECONDS = 5.0
-"""Open answers may finish so long after SIGTERM; supervisord waits 10 s before it kills."""
+"""Open answers may finish so long after SIGTERM; supervisord waits longer (`drain_seconds` + 5) before it kills."""
 KEEPALIVE_SECONDS = 75.0
 """An idle client connection is closed after it."""
 CONNECTIONS_AT_ONCE = 512

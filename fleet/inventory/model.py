@@ -86,7 +86,8 @@ class Box(Section):
         default=None, description="ssh private key, relative to the inventory file; ssh's own defaults where absent"
     )
     jump: Annotated[str, BeforeValidator(jump_hosts)] | None = Field(
-        default=None, description="jump host, as ssh's ProxyJump takes it: [user@]host[:port], or several with commas"
+        default=None,
+        description="jump host, as ssh's ProxyJump takes it: [user@]host[:port], or several with commas; refused in this version",
     )
     profile: Name = Field(description="name under device_profiles")
     labels: dict[LabelKey, LabelValue] = Field(

@@ -100,7 +100,7 @@ class PipelineStatus:
     """What the gateway knows about a pipeline from its first stage.
 
     Attributes:
-        ready: the ring is complete, its probe passed, requests are accepted.
+        ready: the ring is complete, requests are accepted.
         reason: why it is not ready, for people; empty when ready.
         epoch: plan epoch that serves.
         policy: numeric policy, e.g. "exact".

@@ -83,7 +83,7 @@ class FirstStage:
         await until_first_ends(self._keep_ring(), self._tell_status(), self._kept.run())
 
     async def fit(self) -> str:
-        """Wait until the ring has closed and its probe has run; why the epoch can't be voted for, or nothing."""
+        """Wait until the ring has closed and has been tried; why the epoch can't be voted for, or nothing."""
         return await asyncio.shield(self._fit)
 
     def commit(self) -> None:
