@@ -87,7 +87,7 @@ class Box(Section):
     )
     jump: Annotated[str, BeforeValidator(jump_hosts)] | None = Field(
         default=None,
-        description="jump host, as ssh's ProxyJump takes it: [user@]host[:port], or several with commas; refused in this version",
+        description="jump host as ssh's ProxyJump takes it; refused in this version",
     )
     profile: Name = Field(description="name under device_profiles")
     labels: dict[LabelKey, LabelValue] = Field(
@@ -142,7 +142,9 @@ class Pipeline(Section):
         default="auto", description='auto, or box: "first-last" (inclusive) for every box of the pipeline'
     )
     engine: Engine = Field(default=Engine(), description="what computes it")
-    policy: Literal["exact", "bf16", "int8", "int4"] = Field(default="exact", description="numeric policy")
+    policy: Literal["exact", "bf16", "int8", "int4"] = Field(
+        default="exact", description="numeric policy; this version has exact only"
+    )
     max_sequences: int = Field(default=8, ge=1, le=1024, description="sequences in flight at once")
     max_tokens_per_sequence: int = Field(default=2048, ge=16, le=1_048_576, description="prompt and answer together")
 
@@ -231,7 +233,7 @@ class Timing(Section):
     )
     heartbeat_seconds: Seconds = Field(default=0.25, description="a stage's pulse to the coordinator")
     hung_seconds: Seconds = Field(
-        default=10.0, description="a stage that has work and finishes none for so long is hung"
+        default=10.0, description="a stage that has work and finishes none, or sends no pulse, for so long is hung"
     )
     ring_trouble_seconds: Seconds = Field(
         default=2.0, description="neighbours that live but can't reach each other for so long: one of them is left out"
@@ -288,7 +290,7 @@ class Site(Section):
         min_length=1, max_length=MAX_BOXES, description="which boxes serve which model, by name"
     )
     time_servers: tuple[Address, ...] = Field(
-        default=(), description="none: clocks count as not synchronised, and that is shown"
+        default=(), description="of systemd-timesyncd on the boxes; none: certificates' dates are not judged"
     )
     ports: Ports = Field(default=Ports(), description="ports on the boxes")
     gateway: Gateway = Field(default=Gateway(), description="the API's clients and limits")
