@@ -119,8 +119,8 @@ class Death:
         serving = next(event for event in events if event["kind"] == "plan-serving")
         died, back = run.fault_result
         committed = first["unix_seconds"] - wall
-        planned = next(event for event in events if event["id"] > first["id"] and event["kind"] == "plan-preparing")
-        switching = planned["unix_seconds"] - wall
+        planned = [event["unix_seconds"] - wall for event in events if ", planned, " in event["text"]]
+        switching = min(moment for moment in planned if moment > back)
         return {
             "detect": (dead["unix_seconds"] - wall - died) * 1e3,
             **{phase: float(serving["milliseconds"][phase]) for phase in ("plan", "prepare", "commit")},
@@ -175,7 +175,7 @@ def _longest_pause(run: Run, begin: float, end: float) -> float:
         for earlier, later in zip(stream.times, stream.times[1:], strict=False)
         if later > begin and earlier < end
     ]
-    return max(pauses)
+    return max(pauses, default=0.0)
 
 
 def _counts(result: Comparison) -> Values:

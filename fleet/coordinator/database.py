@@ -92,16 +92,18 @@ class Database:
             StoreError: the disk takes nothing.
             DatabaseLost: see there.
         """
-        connection = self._sound()
+        connection: sqlite3.Connection | None = None
         try:
+            connection = self._sound()
             if history and not self._has_room(connection):
                 raise StoreError(f"{self.path}: cannot write: the disk is full")
             connection.execute("BEGIN IMMEDIATE")
             for sql, values in operations:
                 connection.execute(sql, values)
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._roll_back(connection)
+        except (sqlite3.Error, OSError) as error:
+            if connection is not None:
+                self._roll_back(connection)
             raise self._trouble(error) from None
 
     def events(self, after: int, limit: int) -> list[Event]:
@@ -122,7 +124,7 @@ class Database:
             ]
         except ValueError as error:
             raise DatabaseLost(f"an event is not as it was written: {error}") from None
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise self._trouble(error) from None
 
     def begin_anew(self, reason: str, operations: Sequence[Operation]) -> None:
@@ -136,7 +138,7 @@ class Database:
             self._move_away(reason)
             self._connect()
             self.write(operations)
-        except (OSError, sqlite3.Error, FleetError, DatabaseLost) as error:
+        except (OSError, ValueError, sqlite3.Error, FleetError, DatabaseLost) as error:
             self._disconnect()
             raise StoreError(f"{self.path}: cannot begin it anew: {error}") from None
 
@@ -153,6 +155,7 @@ class Database:
             if os.fstat(self._lock.fileno()).st_nlink:
                 return
             self._lock.close()  # its file was deleted: the next coordinator would lock another one
+            self._lock = None
         self._lock = hold_lock(self.path.parent)
 
     def _connect(self) -> None:
@@ -223,7 +226,7 @@ class Database:
             self._files[path] = inode, status.st_size
         return self._connection
 
-    def _trouble(self, error: sqlite3.Error) -> StoreError | DatabaseLost:
+    def _trouble(self, error: sqlite3.Error | OSError) -> StoreError | DatabaseLost:
         if type(error) is sqlite3.DatabaseError:  # damage; a full disk, missing rights and the like are others
             return DatabaseLost(str(error))
         return StoreError(f"{self.path}: cannot write: {error}")

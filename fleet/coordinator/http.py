@@ -72,7 +72,7 @@ class Api:
             self.application(), access_log=None, keepalive_timeout=KEEPALIVE_SECONDS, shutdown_timeout=SHUTDOWN_SECONDS
         )
         await runner.setup()
-        listener = HttpsListener(runner, context, most=CONNECTIONS_AT_ONCE, crowded="oldest")
+        listener = HttpsListener(runner, context, most=CONNECTIONS_AT_ONCE)
         try:
             listener.start(config.http.host, config.http.port)
         except OSError as error:

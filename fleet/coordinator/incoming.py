@@ -11,6 +11,8 @@ from stage_runtime.link.control import decode_control
 from stage_runtime.link.frames import Frame, FrameError, FrameType
 from stage_runtime.link.membership import Heartbeat, Leaving, LinkReport, Register, Vote
 
+# Epochs are counted from 1 and given out above the highest that anyone knows: a peer's word must leave some.
+LARGEST_TOLD_NUMBER = LARGEST_EPOCH // 2
 # No box has so much memory (an exbibyte); sums of such numbers stay far below 2^63.
 LARGEST_BYTES = 2**60
 MOST_PROCESS_ID_CHARACTERS = 128
@@ -43,7 +45,7 @@ def register_of(frame: Frame, box: str, pipeline: str) -> Register:
     if register.pipeline != pipeline:
         raise FrameError(f"{box} belongs to pipeline {pipeline!r}, registers for {register.pipeline[:80]!r}")
     epochs = (register.committed_epoch, register.prepared_epoch, register.serving_epoch)
-    if max(*epochs, register.incarnation) > LARGEST_EPOCH or register.memory_total_bytes > LARGEST_BYTES:
+    if max(*epochs, register.incarnation) > LARGEST_TOLD_NUMBER or register.memory_total_bytes > LARGEST_BYTES:
         raise FrameError("REGISTER with a number beyond all reason")
     for seconds in (register.layer_seconds, register.head_seconds):
         if not is_step(seconds):

@@ -186,6 +186,8 @@ class Judging:
     def _leave_out_quitters(self, now: float) -> None:
         """Who gives up the plan that serves gets a new one once; who does it again soon is left out."""
         switching, forget = self._switching, self._context.config.timing.hold_down_forget_seconds
+        if switching.switch is not None and not switching.switch.record.planned:
+            return  # its PREPARE is what makes members stop the ring that serves
         for box in self._boxes:
             if box.name not in switching.fenced_by or box.gave_up == switching.epoch:
                 continue

@@ -35,7 +35,9 @@ def recovered(kept: Sequence[EpochRecord], boxes: Collection[str]) -> Recovered:
     committed = [record for record in kept if record.state == "committed"]
     foreign = tuple(record for record in committed if not set(members(record.plan)) <= set(boxes))
     live = [record for record in committed if record not in foreign]
-    older, serving = live[:-1], live[-1] if live else None
+    # where the newest one is foreign a whole new plan follows: what was only finishing under it serves nobody anew
+    newest = live[-1] if live and live[-1] is committed[-1] else None
+    older, serving = live[:-1] if newest else live, newest
     draining = older[-1] if older and serving is not None and serving.planned else None
     return Recovered(
         serving,

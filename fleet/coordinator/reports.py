@@ -29,6 +29,10 @@ class Reports:
         """Rings of older epochs say nothing any more."""
         self._keep(lambda _, of_epoch: of_epoch >= epoch)
 
+    def forget_epoch(self, epoch: int) -> None:
+        """The ring of an epoch that was given up: what was said of its links is no evidence on the one that serves."""
+        self._keep(lambda _, of_epoch: of_epoch != epoch)
+
     def forget_box(self, box: str) -> None:
         """A new process of a box: what was said of the last one, or by it, is void."""
         self._about.pop(box, None)

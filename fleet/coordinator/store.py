@@ -62,6 +62,7 @@ class Store:
         self.made_anew: Callable[[str], None] = log.error
         self._database = Database(path)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._turn = asyncio.Lock()  # of two that find the file damaged, only one makes it anew
         self._pending: list[Operation] = []
         self._wanted = asyncio.Event()
         self._unwritten = False  # a write failed: what is live is to be written once more
@@ -97,8 +98,12 @@ class Store:
         Raises:
             StoreError: it could not be written; events that were noted are lost, what is live comes with the next one.
         """
+        async with self._turn:
+            await self._commit()
+
+    async def _commit(self) -> None:
         noted, self._pending = self._pending, []
-        if not noted:
+        if not noted and not self._unwritten:  # what a write in between has taken along and lost is written now
             return
         unwritten, self._unwritten = self._unwritten, False
         operations = [*noted, *(self._live() if unwritten else ())]
@@ -146,11 +151,12 @@ class Store:
             await self.commit()
         except StoreError as error:
             log.error("%s", error)
-        try:
-            return await self._in_thread(lambda: self._database.events(after, limit))
-        except DatabaseLost as lost:
-            await self._begin_anew(str(lost), [])
-            return []
+        async with self._turn:
+            try:
+                return await self._in_thread(lambda: self._database.events(after, limit))
+            except DatabaseLost as lost:
+                await self._begin_anew(str(lost), [])
+                return []
 
     async def works(self) -> bool:
         """Whether a durable write is possible now; the disk is asked only if it refused the last one."""

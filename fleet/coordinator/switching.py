@@ -140,6 +140,7 @@ class Switching:
             return
         epoch = switch.record.epoch
         self._context.store.epoch_state(self.spec.name, epoch, "aborted")
+        self._reports.forget_epoch(epoch)
         for name in switch.voters:
             self._post(self._context.boxes[name], FrameType.ABORT, Abort(epoch, reason[:500]), epoch)
         if switch.record.planned and switch.failed:

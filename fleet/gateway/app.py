@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from fleet import __version__
@@ -65,10 +66,10 @@ class Gateway:
         pipelines = [backend.pipeline.run() for backend in self.backends]
         await until_first_ends(self.registry.run(), self.journal.run(), self.channel.run(), *pipelines)
 
-    def application(self) -> web.Application:
-        """The aiohttp application with all routes."""
-        middleware = make_middleware(self.keys, self.metrics)
-        application = web.Application(middlewares=[middleware], client_max_size=MAX_BODY_BYTES)
+    def application(self, *around: Middleware) -> web.Application:
+        """The aiohttp application with all routes, and these middlewares around its own."""
+        middlewares = [*around, make_middleware(self.keys, self.metrics)]
+        application = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
         application.add_routes(
             [
                 web.get("/livez", self.livez),

@@ -23,14 +23,14 @@ from fleet.gateway.log import logger
 from fleet.gateway.metrics import GatewayMetrics
 from fleet.gateway.streams import StreamRegistry
 from fleet.gateway.vocabulary import Vocabulary
-from stage_runtime.link.https import HttpsListener
+from stage_runtime.link.https import BusyConnections, HttpsListener
 
 SHUTDOWN_SECONDS = 5.0
 """Open answers may finish so long after SIGTERM; supervisord waits longer (`drain_seconds` + 5) before it kills."""
 KEEPALIVE_SECONDS = 75.0
 """An idle client connection is closed after it."""
 CONNECTIONS_AT_ONCE = 512
-"""Of clients over HTTPS; one more is closed, as each of these may be an open answer."""
+"""Of clients over HTTPS; for one more the oldest idle one goes, and itself if each of these is an open answer."""
 
 
 def make_gateway(config: GatewayConfig, pipelines: Mapping[str, HealingPipeline], metrics: GatewayMetrics) -> Gateway:
@@ -83,15 +83,16 @@ async def start_listening(gateway: Gateway) -> HttpsListener:
         raise FleetError(
             f"{config.tls.certificate}: cannot use this certificate: {error}", hint="run fleet provision again"
         ) from None
+    busy = BusyConnections()
     runner = web.AppRunner(
-        gateway.application(),
+        gateway.application(busy.note),
         handler_cancellation=True,  # a client that goes away cancels its sequences
         access_log=None,  # the middleware logs
         shutdown_timeout=SHUTDOWN_SECONDS,
         keepalive_timeout=KEEPALIVE_SECONDS,
     )
     await runner.setup()
-    listener, where = HttpsListener(runner, context, most=CONNECTIONS_AT_ONCE, crowded="newest"), config.listen
+    listener, where = HttpsListener(runner, context, most=CONNECTIONS_AT_ONCE, busy=busy), config.listen
     try:
         listener.start(where.host, where.port)
         if config.loopback is not None:

@@ -153,12 +153,13 @@ def roll_out(
         accept_host_keys=options.accept_host_keys,
         remember_host_keys=not options.check,
     )
-    known = {box: _Progress() for box in boxes}
+    known, timing = {box: _Progress() for box in boxes}, site_file.site.timing
+    switch_seconds = timing.settle_seconds + timing.prepare_seconds + timing.switch_drain_seconds
     turns = Turns(
         coordinator_target(prepared.inputs),
         prepared.inputs.specs,
         at_once=options.at_once,
-        seconds=site_file.site.timing.ready_gate_seconds,
+        seconds=timing.ready_gate_seconds + switch_seconds,
         cancellation=ssh.cancellation,
         report=report,
     )

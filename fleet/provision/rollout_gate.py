@@ -8,7 +8,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,18 @@ RESTING_LOOKS = 6  # a plan rests when so many looks in a row find nothing: a sw
 BODY_MAX_BYTES = 4 << 20  # the coordinator's document of hundreds of boxes
 SHOWN_CHARACTERS = 200
 RESTING_STATES = ("serving", "standby", "drained", "held-down")  # a held-down box comes back later, by itself
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is waited for; other boxes may be as they are.
+
+    Attributes:
+        places: box → states that it may be in. heard: boxes whose pulse the coordinator hears.
+    """
+
+    places: Mapping[str, Collection[str]]
+    heard: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -75,14 +87,14 @@ def wait_until_spread(
     *,
     seconds: float,
     report: Callable[[str], None],
-    boxes: Collection[str] | None = None,
+    expected: Expected | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> str | None:
     """Ask the coordinator until no plan changes and every box has its place.
 
     Args:
         seconds: longest wait. report: as for `wait_until_ready`.
-        boxes: only these must have theirs; None: all.
+        expected: what of the boxes is waited for; None: every one has a place.
         pause: sleeps between two questions; what it raises ends the wait.
 
     Returns:
@@ -92,18 +104,16 @@ def wait_until_spread(
 
     def look() -> str | None:
         status, body = _get(target, context, "/v1/site")
-        return moving(body, boxes) if status == http.HTTPStatus.OK else f"{status}: {_reason(body)[:SHOWN_CHARACTERS]}"
+        return (
+            moving(body, expected) if status == http.HTTPStatus.OK else f"{status}: {_reason(body)[:SHOWN_CHARACTERS]}"
+        )
 
     what = "the plan to be spread over the boxes"
     return _wait(look, what, looks=RESTING_LOOKS, seconds=seconds, report=report, pause=pause)
 
 
-def moving(body: str, of_boxes: Collection[str] | None = None) -> str | None:
-    """What still changes at a site, by the coordinator's `/v1/site`; None if nothing. Pure.
-
-    Args:
-        of_boxes: the others may be in whatever state they are; None: none may.
-    """
+def moving(body: str, expected: Expected | None = None) -> str | None:
+    """What still changes at a site, by the coordinator's `/v1/site`; None if nothing. Pure."""
     try:
         document = json.loads(body)
     except ValueError:
@@ -115,9 +125,14 @@ def moving(body: str, of_boxes: Collection[str] | None = None) -> str | None:
             return f"pipeline {name} switches to epoch {switching.get('epoch')}"
         if entry.get("draining") is not None:
             return f"pipeline {name} finishes what is open under epoch {entry['draining']}"
-    for name, entry in boxes.items():
-        if entry.get("state") not in RESTING_STATES and (of_boxes is None or name in of_boxes):
-            return f"{name} is {entry.get('state')}"
+    wanted = expected or Expected(dict.fromkeys(boxes, RESTING_STATES))
+    for name, states in wanted.places.items():
+        state = boxes[name].get("state") if name in boxes else "unknown"
+        if state not in states:
+            return f"{name} is {state}"
+    for name in wanted.heard:
+        if boxes.get(name, {}).get("heartbeat") is None:
+            return f"{name} is not heard"
     return None
 
 

@@ -12,6 +12,8 @@ FIRST_WAIT_SECONDS = 5
 """A step that lasts so long says what it waits for; then at twice the time, and so on."""
 SENT_SECONDS = 10.0
 """Between two lines about how much of a stream was sent."""
+SILENT_STEPS = ("turn",)
+"""Steps whose waiting the operator's side tells itself, as only it knows what for."""
 LONG_STEPS = ("environment", "mend", "health gate", "roll back")
 """First words of steps that usually take seconds; the agent names them (`fleet.provision.agent`)."""
 
@@ -42,7 +44,7 @@ class StepLines:
 
     def waiting(self, step: str, for_what: str, seconds: int) -> None:
         """A step goes on."""
-        if not self._every_step and seconds < self._next_wait_seconds:
+        if not self._every_step and (step in SILENT_STEPS or seconds < self._next_wait_seconds):
             return
         self._next_wait_seconds = 2 * seconds
         self._tell(f"{step}: waits for {for_what or 'it to end'} ({seconds} s)")

@@ -2,7 +2,8 @@
 
 A box's turn begins when everything has arrived and ends when the coordinator has given the box its place again, so no
 answer waits for more than a planned switch. A box that fails on the new release, or does not come back, ends it for
-the others: they keep what they run.
+the others: they keep what they run. Where no box can be spared, or old and new can't serve together, all restart at
+once: one outage instead of many.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from typing import Any
 from fleet.errors import ExitCode
 from fleet.planning.spec import PipelineSpec
 from fleet.provision.diff import Changes
-from fleet.provision.render_programs import LOCKS
-from fleet.provision.rollout_gate import HealthTarget, ask_site, entries, wait_until_spread
+from fleet.provision.rollout_gate import RESTING_STATES, Expected, HealthTarget, ask_site, entries, wait_until_spread
 from fleet.ssh.pool import Cancellation
 from fleet.ssh.results import BoxError
 from stage_runtime.link.control import PROTOCOL
@@ -24,38 +24,57 @@ from stage_runtime.link.control import PROTOCOL
 STEP = "turn"
 LOOK_UP_SECONDS = 0.2
 """A waiting box looks so often whether the run was interrupted."""
-RESTARTING = {"fingerprint", "certificate", "not run by its unit"}
-"""Why a program that runs is restarted; one that is missing or stopped disturbs nobody when it starts."""
+QUESTIONS = 3
+PAUSE_SECONDS = 1.0
+"""A coordinator that does not answer is asked again: it may be restarting, or one packet was lost."""
+ACTIVATING = ("link", "supervisor", "program")
+DISTURBING_NOBODY = {"missing", "stopped"}
+"""Why something is started that does not run yet."""
+SERVING = ("serving", "replanning")
 
 
 def restarts(changes: Changes) -> bool:
     """Whether these changes restart programs that answers may depend on. Pure."""
-    return any(
-        (change.kind == "supervisor" or (change.kind == "program" and change.path in LOCKS))
-        and RESTARTING & set(change.why.split(", "))
-        for change in changes
-    )
+    return any(change.kind in ACTIVATING and not DISTURBING_NOBODY & set(change.why.split(", ")) for change in changes)
 
 
 def serves(document: Mapping[str, Any]) -> bool:
-    """Whether anything can be disturbed: a pipeline of `/v1/site` serves. Pure."""
-    return any(pipeline.get("state") == "serving" for pipeline in entries(document, "pipelines").values())
+    """Whether anything can be disturbed: a pipeline of `/v1/site` serves, or heals just now. Pure."""
+    return any(pipeline.get("state") in SERVING for pipeline in entries(document, "pipelines").values())
 
 
 def why_together(document: Mapping[str, Any], wanted: Mapping[str, PipelineSpec]) -> str:
-    """Why stages of the old and the new release can't serve in one ring; empty if they can. Pure.
+    """Why turns would help nobody; empty if they do. Pure.
 
     Args:
         document: the coordinator's `/v1/site`. wanted: the pipelines after this run.
     """
     if document.get("protocol") != PROTOCOL:
         return f"the releases speak different protocols ({document.get('protocol')} and {PROTOCOL})"
-    for name, pipeline in entries(document, "pipelines").items():
-        spec = wanted.get(name)
+    serving = {
+        name: pipeline
+        for name, pipeline in entries(document, "pipelines").items()
+        if name in wanted and pipeline.get("state") in SERVING
+    }
+    for name, pipeline in serving.items():
         told = (pipeline.get("model_digest"), pipeline.get("policy"))
-        if spec is not None and pipeline.get("state") == "serving" and told != (spec.model_digest, spec.policy):
+        if told != (wanted[name].model_digest, wanted[name].policy):
             return f"pipeline {name} gets another model or numeric policy"
+    for name, pipeline in serving.items():
+        members = {stage.get("box") for stage in pipeline.get("stages", []) if isinstance(stage, dict)}
+        if members and members <= set(pipeline.get("unsurvivable", [])):
+            return f"pipeline {name} can spare no box"
     return ""
+
+
+def place_of(box: str, document: Mapping[str, Any]) -> Expected:
+    """What must be so again after a box's turn, by `/v1/site` before it: its own place, and who is heard. Pure."""
+    boxes = entries(document, "boxes")
+    heard = [name for name, entry in boxes.items() if entry.get("heartbeat") is not None and name != box]
+    if box not in boxes:
+        return Expected({}, heard)
+    states = ("serving", "drained") if boxes[box].get("state") == "serving" else RESTING_STATES
+    return Expected({box: states}, heard)
 
 
 class Turns:
@@ -88,6 +107,7 @@ class Turns:
         self._one_by_one: bool | None = False if at_once else None
         self._holder = ""
         self._failed = ""
+        self._expected = Expected({})  # of the holder
 
     def of(self, box: str, changes: Changes) -> Turn:
         """The turn of a box; use it as a context manager around everything that may end with restarts."""
@@ -108,7 +128,7 @@ class Turns:
         try:
             self._look_up(box)
             if self._one_by_one is None:
-                self._one_by_one = self._decide()
+                self._one_by_one = self._decide(box)
             if self._failed:
                 raise BoxError(
                     box,
@@ -123,6 +143,7 @@ class Turns:
             self._lock.release()
             return False
         self._holder = box
+        self._expected = place_of(box, self._ask(box) or {})
         return True
 
     def give_back(self, box: str, error: BaseException | None) -> None:
@@ -133,14 +154,15 @@ class Turns:
         """
         try:
             if error is not None:
-                self._failed = f"{box} failed on the new one"
+                if not (isinstance(error, BoxError) and error.step == STEP):  # else it was lost while it waited
+                    self._failed = f"{box} failed on the new one"
                 return
             assert self._coordinator is not None  # noqa: S101 - without it nobody has a turn
             reason = wait_until_spread(
                 self._coordinator,
                 seconds=self._seconds,
                 report=lambda line: self._report(f"{box}: {line}"),
-                boxes=(box,),
+                expected=self._expected,
                 pause=lambda seconds: self._pause(box, seconds),
             )
             if reason is not None:
@@ -155,9 +177,20 @@ class Turns:
             self._holder = ""
             self._lock.release()
 
-    def _decide(self) -> bool:
+    def _ask(self, box: str) -> dict[str, Any] | None:
+        """The coordinator's `/v1/site`; None if it does not answer."""
+        if self._coordinator is None:
+            return None
+        for number in range(QUESTIONS):
+            if number:
+                self._pause(box, PAUSE_SECONDS)
+            if (document := ask_site(self._coordinator)) is not None:
+                return document
+        return None
+
+    def _decide(self, box: str) -> bool:
         """Whether there are turns in this run, by how the site is before its first restart."""
-        document = ask_site(self._coordinator) if self._coordinator is not None else None
+        document = self._ask(box)
         if document is None or not serves(document):
             return False
         if reason := why_together(document, self._wanted):

@@ -129,6 +129,8 @@ class Scheduler:
         self._active: dict[int, Sequence] = {}  # in order of admission
         self._ready: deque[int] = deque()  # decode tokens that wait, oldest first
         self._in_flight: deque[frozenset[int]] = deque()  # sequences of each micro-batch, oldest first
+        self._waiting = 0  # prompt rows before the last micro-batch
+        self._chunk_rows = 0
 
     @property
     def active_sequences(self) -> int:
@@ -251,7 +253,10 @@ class Scheduler:
 
     def _add_prompts(self, entries: list[StepEntry], token_ids: list[int]) -> None:
         waiting = sum(len(sequence.prefill) - sequence.sent for sequence in self._active.values())
-        room = chunk_rows(waiting, self.limits.stages, self.limits.prefill_chunk_tokens)
+        if waiting > self._waiting:  # more has come; else equal chunks go on
+            self._chunk_rows = chunk_rows(waiting, self.limits.stages, self.limits.prefill_chunk_tokens)
+        self._waiting = waiting
+        room = self._chunk_rows
         for sequence in self._active.values():
             if room <= 0 or len(entries) >= self.batch_limit:
                 return

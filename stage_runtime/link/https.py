@@ -6,7 +6,8 @@ import asyncio
 import logging
 import socket
 import ssl
-from typing import Literal
+import weakref
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -16,6 +17,30 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 5.0
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class BusyConnections:
+    """Which connections have a request under way; `note` is a middleware of the application."""
+
+    def __init__(self) -> None:
+        self._transports: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
+
+    def __contains__(self, transport: asyncio.BaseTransport) -> bool:
+        return transport in self._transports
+
+    @web.middleware
+    async def note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Around every request."""
+        transport = request.transport
+        if transport is None:
+            return await handler(request)
+        self._transports.add(transport)
+        try:
+            return await handler(request)
+        finally:
+            self._transports.discard(transport)
+
 
 class HttpsListener:
     """Accepts for an aiohttp server, whose own listener takes any number of connections and of handshakes.
@@ -23,18 +48,17 @@ class HttpsListener:
     Args:
         runner: set up; its server takes the connections.
         context: of TLS.
-        most: connections that have finished TLS.
-        crowded: which one goes when there are more: the "oldest" of pages that take milliseconds, the "newest" where
-            an old one may be an open answer.
+        most: connections that have finished TLS; when there are more, the oldest goes that asks nothing just now.
+        busy: those with a request under way, where one may be an open answer; only when all are busy, the newest goes.
     """
 
     def __init__(
-        self, runner: web.AppRunner, context: ssl.SSLContext, *, most: int, crowded: Literal["oldest", "newest"]
+        self, runner: web.AppRunner, context: ssl.SSLContext, *, most: int, busy: BusyConnections | None = None
     ) -> None:
         self.runner = runner
         self._context = context
         self._most = most
-        self._crowded = crowded
+        self._busy = busy or BusyConnections()
         self._acceptor = Acceptor(self._serve, self._refused)
 
     def start(self, host: str, port: int) -> None:
@@ -68,11 +92,12 @@ class HttpsListener:
         except OSError as error:  # an ssl.SSLError is one; the connection is its transport's to close
             self._refused(address, f"TLS: {error.strerror or error}")
             return
-        connections = server.connections  # oldest first
-        surplus = connections[: -self._most] if self._crowded == "oldest" else connections[self._most :]
-        for connected in surplus:
-            if connected.transport is not None:
-                connected.transport.abort()
+        transports = [each.transport for each in server.connections if each.transport is not None]  # oldest first
+        transports.sort(key=lambda transport: transport in self._busy)  # stable: the idle ones first
+        idle = sum(transport not in self._busy for transport in transports)
+        surplus = max(0, len(transports) - self._most)
+        for transport in transports[: min(surplus, idle)] + transports[len(transports) - max(0, surplus - idle) :]:
+            transport.abort()
 
     @staticmethod
     def _refused(address: str, reason: str) -> None:

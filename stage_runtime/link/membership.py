@@ -56,7 +56,7 @@ class Heartbeat:
         load: 0…1, the largest of: share of time that it computed lately, used memory, open of possible sequences.
         open_sequences: with a KV cache here.
         progress: micro-batches finished since the process started; grows while it works.
-        working_seconds: age of the oldest micro-batch that waits or is computed here; 0 when idle. Large and growing
+        working_seconds: age of the oldest call of the compute thread that waits or runs; 0 when idle. Large and growing
             while `progress` stands still is a hung compute thread.
         step_seconds: median time of the last micro-batches, per micro-batch; None before the first.
         usual_step_seconds: the same over its whole history; what "slow" is measured against.

@@ -52,14 +52,14 @@ class ComputeThread:
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
-        """Call in the thread and wait. If the caller is cancelled, the call still ends before the next one starts."""
+        """Call in the thread and wait. If the caller is cancelled, a call that runs still ends before the next one
+        starts; one that has not begun is dropped."""
         result, _ = await asyncio.wrap_future(self._submit(function, arguments))
         return result
 
     async def step(self, function: Callable[..., T], *arguments: object) -> T:
         """The same for a call that computes a micro-batch, or a part of one: it counts as progress."""
-        token = self.work.begin()
-        call = self._submit(function, arguments, lambda seconds: self.work.end(token, seconds))
+        call = self._submit(function, arguments, self.work.end)
         result, _ = await asyncio.wrap_future(call)
         return result
 

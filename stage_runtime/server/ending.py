@@ -25,5 +25,7 @@ async def end_within(seconds: float, task: asyncio.Task[Any]) -> bool:
     done, _ = await asyncio.wait([task], timeout=seconds)
     if not done:
         task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+        await asyncio.wait([task], timeout=seconds)
+    if task.done() and not task.cancelled():
+        task.exception()  # whoever owns the task has been told
     return bool(done)

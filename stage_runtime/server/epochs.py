@@ -256,8 +256,9 @@ class Epochs:
         self.changes.notify()
 
     async def _stop_getting_ready(self, number: int) -> None:
-        task = self._getting_ready.pop(number, None)
+        task = self._getting_ready.get(number)
         if task is not None and task is not asyncio.current_task():  # an epoch that can't get ready ends itself
+            del self._getting_ready[number]
             task.cancel()
             _, late = await asyncio.wait([task], timeout=END_SECONDS)
             self._late |= late  # a piece is being loaded; what is loaded next waits for it, orders do not

@@ -63,7 +63,7 @@ async def start_http(state: StageState) -> HttpsListener:
         make_app(state), access_log=None, keepalive_timeout=KEEPALIVE_SECONDS, shutdown_timeout=SHUTDOWN_SECONDS
     )
     await runner.setup()
-    listener = HttpsListener(runner, context, most=CONNECTIONS_AT_ONCE, crowded="oldest")
+    listener = HttpsListener(runner, context, most=CONNECTIONS_AT_ONCE)
     try:
         listener.start(config.metrics.host, config.metrics.port)
     except OSError:

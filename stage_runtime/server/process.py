@@ -144,10 +144,11 @@ class StageProcess:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         log.info("leaving, for up to %g s", seconds)
-        if control.connected:
-            control.leave(f"{self.config.box} was told to stop")
-        while epochs.live and control.connected and loop.time() < deadline:
+        control.leave(f"{self.config.box} was told to stop")
+        heard = loop.time()  # a coordinator that restarts just now is dialled again by then
+        while epochs.live and loop.time() < min(deadline, heard + self.config.link_timing.reconnect_max_seconds):
             await epochs.changes.wait(min(self.config.heartbeat_seconds, max(0.0, deadline - loop.time())))
+            heard = loop.time() if control.connected else heard
         if epochs.live and loop.time() < deadline:
             await epochs.drain(deadline - loop.time())
 

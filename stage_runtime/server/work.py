@@ -25,25 +25,15 @@ class WorkMeter:
         self.finished = 0
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._usual: list[float] = []
-        self._waiting: dict[int, float] = {}  # token -> when it began to wait; insertion order is age
-        self._next_token = 0
         self._share_since = (time.monotonic(), 0.0)
         self._share = 0.0
 
-    def begin(self) -> int:
-        """A micro-batch waits for the compute thread from now on; returns the token for `end`."""
-        self._next_token += 1
-        self._waiting[self._next_token] = time.monotonic()
-        return self._next_token
-
-    def end(self, token: int, seconds: float | None) -> None:
+    def end(self, seconds: float | None) -> None:
         """A micro-batch is computed.
 
         Args:
-            token: from `begin`.
             seconds: that computing took; None if it was not computed to its end.
         """
-        del self._waiting[token]
         if seconds is None:
             return
         self.finished += 1
@@ -52,12 +42,6 @@ class WorkMeter:
             self._usual.append(seconds)
         elif (place := random.randrange(self.finished)) < USUAL_STEPS:  # noqa: S311 - a sample, no secret
             self._usual[place] = seconds
-
-    @property
-    def working_seconds(self) -> float:
-        """Age of the oldest micro-batch that waits or is computed; 0 when idle."""
-        oldest = next(iter(self._waiting.values()), None)
-        return 0.0 if oldest is None else time.monotonic() - oldest
 
     @property
     def step_seconds(self) -> float | None:

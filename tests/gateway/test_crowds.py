@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from fleet.gateway.server import CONNECTIONS_AT_ONCE
 from stage_runtime.link.acceptor import HANDSHAKES_AT_ONCE
-from tests.gateway.site import MODEL, Pki, ScriptedPipeline, running, says
+from stage_runtime.link.messages import GenerateRequest
+from tests.gateway.site import MODEL, Pki, Script, ScriptedPipeline, running, says, tokens_of
 from tests.gateway.test_http import session, trust
 
 HALF_OPEN = 400
@@ -44,21 +45,34 @@ async def test_half_open_handshakes_make_room_for_a_client(tmp_path: Path, pki: 
                 connection.close()
 
 
-async def test_the_newest_connection_goes_where_each_may_be_an_open_answer(
+async def test_idle_connections_make_room_and_open_answers_do_not(
     tmp_path: Path, pki: Pki, tokenizer: Tokenizer
 ) -> None:
-    async with running(tmp_path, pki, {"main": ScriptedPipeline(says(tokenizer, "one two"))}) as gateway:
+    asked, go_on, ids = asyncio.Event(), asyncio.Event(), tokenizer.encode("one two", add_special_tokens=False).ids
+
+    def script(request: GenerateRequest) -> Script:
+        asked.set()
+        first, *rest = tokens_of(ids, request)
+        return [first, go_on, *rest]
+
+    async with running(tmp_path, pki, {"main": ScriptedPipeline(script)}) as gateway:
         context = trust(pki)
+        answer = asyncio.ensure_future(ask(gateway.url, pki))
+        await asked.wait()
+        asked.clear()
         opened = [
             await asyncio.open_connection("localhost", gateway.https_port, ssl=context)
-            for _ in range(CONNECTIONS_AT_ONCE + 1)
+            for _ in range(CONNECTIONS_AT_ONCE)
         ]
-        *kept, last = [reader for reader, _ in opened]
-        assert await asyncio.wait_for(last.read(1), 10) == b""
-        assert not any(reader.at_eof() for reader in kept)
-        opened[0][1].close()
-        await opened[0][1].wait_closed()
-        assert await ask(gateway.url, pki) == 200
+        (oldest, _), *others = opened
+        assert await asyncio.wait_for(oldest.read(1), 10) == b""
+        assert not any(reader.at_eof() for reader, _ in others)
+        another = asyncio.ensure_future(ask(gateway.url, pki))
+        await asked.wait()
+        assert await asyncio.wait_for(others[0][0].read(1), 10) == b""
+        assert not any(reader.at_eof() for reader, _ in others[1:])
+        go_on.set()
+        assert [await answer, await another] == [200, 200]
         for _, writer in opened:
             writer.transport.abort()
 

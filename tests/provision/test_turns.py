@@ -15,10 +15,10 @@ import pytest
 from fleet.errors import ExitCode
 from fleet.planning.spec import PipelineSpec
 from fleet.provision.diff import Change
-from fleet.provision.rollout_gate import HealthTarget
-from fleet.provision.turns import Turns, restarts, serves, why_together
+from fleet.provision.rollout_gate import HealthTarget, moving
+from fleet.provision.turns import Turns, place_of, restarts, serves, why_together
 from fleet.ssh.pool import Cancellation
-from fleet.ssh.results import BoxError
+from fleet.ssh.results import BoxError, BoxUnreachable
 from stage_runtime.link.control import PROTOCOL
 from tests.planning.cases import spec_of_boxes
 from tests.planning.test_split import model
@@ -27,6 +27,7 @@ from tests.provision.https import https_server
 BOXES = ("box1", "box2", "box3")
 RESTART = (Change("program", "stage", "fingerprint"),)
 SPEC = spec_of_boxes(BOXES, model(6))
+STAGES = [{"box": box, "layers": [0, 1]} for box in BOXES]
 
 
 def site(**pipeline: Any) -> dict[str, Any]:
@@ -182,8 +183,40 @@ def test_a_box_that_does_not_come_back_ends_the_turns(coordinator: HealthTarget,
     run = Run(coordinator, seconds=0.5)
     end(run.box("box1", lambda: document["boxes"].update(box1={"state": "dead"})))
     end(run.box("box2"))
-    assert "not back in the plan after 0 s: box1 is dead" in run.errors["box1"].message
+    assert "not back in the plan after 0 s: box1 is" in run.errors["box1"].message
     assert "box1 is not back in the plan" in run.errors["box2"].message
+
+
+@pytest.mark.parametrize("state", ["held-down", "standby"])
+def test_a_box_that_served_must_serve_again(coordinator: HealthTarget, document: dict[str, Any], state: str) -> None:
+    run = Run(coordinator, seconds=0.5)
+    document["boxes"]["box2"] = {"state": state}
+    end(run.box("box2"))  # it has no layers to lose, and is as it was
+    end(run.box("box1", lambda: document["boxes"].update(box1={"state": state})))
+    assert f"box1 is {state}" in run.errors["box1"].message
+    assert run.log == ["box2 restarts", "box2 is back", "box1 restarts"]
+
+
+def test_a_box_that_is_lost_while_it_waits_ends_nobodys_turn(coordinator: HealthTarget) -> None:
+    run = Run(coordinator)
+
+    def lose() -> None:
+        raise BoxUnreachable("box1", "turn", "the box was silent for 60 s")
+
+    end(run.box("box1", lose))
+    end(run.box("box2"))
+    assert isinstance(run.errors["box1"], BoxUnreachable)
+    assert run.log == ["box1 restarts", "box2 restarts", "box2 is back"]
+
+
+def test_a_restarted_coordinator_must_hear_the_others_again() -> None:
+    document = site()
+    document["boxes"] = {"box1": {"state": "serving", "heartbeat": {}}, "box2": {"state": "dead", "heartbeat": None}}
+    expected = place_of("control", document)
+    assert (expected.places, list(expected.heard)) == ({}, ["box1"])
+    assert moving(json.dumps(document), expected) is None
+    document["boxes"]["box1"]["heartbeat"] = None
+    assert moving(json.dumps(document), expected) == "box1 is not heard"
 
 
 def test_an_interrupted_run_ends_waiting_boxes(coordinator: HealthTarget, document: dict[str, Any]) -> None:
@@ -206,9 +239,10 @@ def test_an_interrupted_run_ends_waiting_boxes(coordinator: HealthTarget, docume
         ("supervisor", "fleet-supervisord.service", "fingerprint, not enabled", True),
         ("program", "stage", "missing", False),
         ("program", "stage", "stopped", False),
-        ("program", "other", "fingerprint", False),
-        ("supervisor", "fleet-supervisord.service", "stopped", False),
-        ("link", "/opt/fleet/current", "target", False),
+        ("supervisor", "fleet-supervisord.service", "not enabled", True),
+        ("supervisor", "fleet-supervisord.service", "stopped, not enabled", False),
+        ("link", "/opt/fleet/current", "target", True),  # a program that is not wanted any more ends with it
+        ("link", "/opt/fleet/current", "missing", False),
     ],
 )
 def test_what_needs_a_turn(kind: Any, path: str, why: str, needed: bool) -> None:
@@ -220,6 +254,9 @@ def test_what_needs_a_turn(kind: Any, path: str, why: str, needed: bool) -> None
     [
         (site(), True, ""),
         (site(state="refused"), False, ""),
+        (site(state="replanning"), True, ""),
+        (site(stages=STAGES, unsurvivable=["box1"]), True, ""),
+        (site(stages=STAGES, unsurvivable=list(BOXES)), True, "pipeline main can spare no box"),
         (site(model_digest="other"), True, "pipeline main gets another model or numeric policy"),
         ({**site(), "protocol": None}, True, f"the releases speak different protocols (None and {PROTOCOL})"),
         ({"protocol": PROTOCOL, "pipelines": 7}, False, ""),

@@ -11,6 +11,7 @@ from fleet.provision.agent.paths import Ownership, make_parents, path_fact, remo
 from fleet.provision.agent.peer import Peer
 from fleet.provision.agent.record import Record
 from fleet.provision.agent.system import command
+from fleet.provision.agent.wire import WireError
 
 Spec = dict[str, Any]
 ACTIVATING_KINDS = ("link", "supervisor", "program")
@@ -61,7 +62,8 @@ class Application:
         self._peer.step(TURN_STEP)
         self._peer.waits_for("the other boxes")
         self._peer.send({"op": "arrived"})
-        self._peer.receive()
+        if (word := self._peer.receive()).get("op") != "activate":
+            raise WireError(f"expected activate, got {word.get('op')}")
 
     def _of(self, *kinds: str) -> dict[str, str]:
         """Changes of some kinds: path → why."""
