@@ -33,6 +33,14 @@ async def test_seconds_beyond_all_reason_are_refused(
     assert site.gateway.route.state == "serving"
 
 
+@pytest.mark.parametrize("epoch", [2**62, 2**62 - 10, 2**61 + 1])
+async def test_an_epoch_above_which_none_is_left_is_refused(site: World, epoch: int) -> None:
+    stage = site.stages["box2"]
+    await stage.say(FrameType.REGISTER, replace(stage.register(), prepared_epoch=epoch))
+    await until(lambda: stage.ended, "refused")
+    assert "beyond all reason" in stage.ended
+
+
 @pytest.mark.parametrize("silent", [1e308, -5.0, 1e17])
 async def test_a_silence_beyond_all_reason_is_refused(site: World, silent: float) -> None:
     stage = site.stages["box1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from stage_runtime.link.frames import FrameType
 from stage_runtime.link.membership import Abort, Commit, Prepare, Retire, Standby, Vote
 from tests.coordinator.site import MIB, World, until, world
 from tests.stage_runtime.pki import SiteCa
@@ -235,6 +236,19 @@ async def test_a_death_of_the_serving_plan_beats_a_planned_switch(site: World) -
     await site.stages["box1"].report("box3", "closed")
     await site.serving(before + 2, {"box1"})
     assert not site.stages["box1"].last(Prepare).planned
+
+
+async def test_what_was_said_of_a_ring_that_was_given_up_is_no_evidence_later(site: World) -> None:
+    before, reports = site.epoch, site.pipeline.reports
+    site.stages["box1"].answer = lambda _: None
+    await site.ask("POST", "/v1/boxes/box2/drain")
+    await until(lambda: site.switching, "a planned switch")
+    await site.stages["box3"].report("box1", "closed", before + 1)
+    await until(lambda: reports.about("box1", before, {"box3"}, 0.0), "the report")
+    await site.stages["box1"].say(FrameType.VOTE, Vote(before + 1, False, "its probe failed", 0, 0.0))
+    await until(lambda: not site.switching, "given up")
+    assert reports.about("box1", before, {"box3"}, 0.0) == ()
+    assert site.epoch == before
 
 
 async def test_nothing_changes_while_nothing_happens(site: World) -> None:
