@@ -136,15 +136,14 @@ class Turns:
                     f"keeps the release that it runs, because {self._failed}",
                     hint=f"mend that, then provision again (to leave it out: --limit '!{self._failed.split()[0]}')",
                 )
+            if self._one_by_one:
+                self._holder, self._expected = box, place_of(box, self._ask(box) or {})
+                return True
         except BaseException:
             self._lock.release()
             raise
-        if not self._one_by_one:
-            self._lock.release()
-            return False
-        self._holder = box
-        self._expected = place_of(box, self._ask(box) or {})
-        return True
+        self._lock.release()
+        return False
 
     def give_back(self, box: str, error: BaseException | None) -> None:
         """End a turn that `take` gave, once the box has its place in the plan again.
