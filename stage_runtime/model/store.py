@@ -76,12 +76,7 @@ class WeightStore:
     def held(self) -> frozenset[Piece]:
         """What is in memory."""
         with self._lock:
-            pieces = [Piece("layer", index) for index in self._layers]
-            if self._head is not None:
-                pieces.append(Piece("head"))
-            if self._embedding is not None:
-                pieces.append(Piece("embedding"))
-        return frozenset(pieces)
+            return self._held()
 
     @property
     def weight_bytes(self) -> int:
@@ -166,9 +161,11 @@ class WeightStore:
         Raises:
             KeyError: a piece is not in memory; it names the first.
         """
-        if missing := self.missing(pieces_of(stage)):
-            raise KeyError(str(missing[0]))
         with self._lock:
+            held = self._held()  # under the same lock: `keep` on another thread may drop a piece at any time
+            for piece in pieces_of(stage):
+                if piece not in held:
+                    raise KeyError(str(piece))
             weights = StageWeights(
                 [self._layers[index] for index in range(stage.start, stage.end)],
                 self._embedding if stage.embedding else None,
@@ -189,6 +186,15 @@ class WeightStore:
             if Piece("embedding") not in pieces:
                 self._embedding = None
             self._provisional.intersection_update(pieces)
+
+    def _held(self) -> frozenset[Piece]:
+        """With the lock held."""
+        pieces = [Piece("layer", index) for index in self._layers]
+        if self._head is not None:
+            pieces.append(Piece("head"))
+        if self._embedding is not None:
+            pieces.append(Piece("embedding"))
+        return frozenset(pieces)
 
     def _make(self, piece: Piece, kernel: KernelName) -> tuple[Layer | Head, RowReader | None]:
         if piece.kind == "layer":

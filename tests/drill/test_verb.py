@@ -169,7 +169,7 @@ async def test_ctrl_c_says_that_the_box_heals_itself(drilled: Drilled, superviso
     assert process.stderr is not None
     while b"stopped the stage" not in await process.stderr.readline():
         pass
-    assert process_state(stage) == "T"
+    until(lambda: process_state(stage) == "T", "the signal takes effect")
     process.send_signal(signal.SIGINT)
     _, err = await process.communicate()
     assert process.returncode == 130
