@@ -1,0 +1,111 @@
+"""Every threshold and period of the guards, with its default. The inventory's section `guards` takes its keys,
+defaults and descriptions from here; `guards.json` carries all values to the box."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+HOUR_SECONDS = 3600.0
+DAY_SECONDS = 86_400.0
+
+
+def setting(default: float, description: str) -> float:
+    """A number with its description, for the inventory's documentation."""
+    return field(default=default, metadata={"description": description})
+
+
+@dataclass(frozen=True)
+class ThermalSettings:
+    """Heat: the stage's limits go down above `high_celsius` and up below `low_celsius`, one step a period at most."""
+
+    period_seconds: float = setting(2.0, "how often temperatures are read")
+    high_celsius: float = setting(80.0, "above it the limits of the stage go down a step")
+    low_celsius: float = setting(70.0, "below it they go up a step")
+    critical_celsius: float = setting(95.0, "above it the box is unhealthy whatever the guard has done")
+    down_dwell_seconds: float = setting(10.0, "from one step down to the next")
+    up_dwell_seconds: float = setting(120.0, "from any step to the next step up")
+    lead_seconds: float = setting(8.0, "temperatures are judged as they will be in so long along the present trend")
+    urgent_celsius: float = setting(82.0, "a limit goes down in every period while more is to be expected")
+    rise_celsius: float = setting(1.0, "so much warmer than at the last step down calls for the next one")
+    patience_seconds: float = setting(120.0, "a step down that brought no relief within so long calls for the next one")
+    step_percent: float = setting(85.0, "a step down keeps so much of the batch limit or the duty cycle")
+    least_duty_percent: float = setting(25.0, "least share of the time in which the stage computes")
+    zone_deadline_seconds: float = setting(1.0, "a sensor that answers later is left out")
+    zone_quarantine_seconds: float = setting(300.0, "a sensor that hung is asked again after so long")
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """Leaks and pressure."""
+
+    period_seconds: float = setting(10.0, "how often memory is read")
+    leak_mb_per_hour: float = setting(10.0, "growth of a process that counts as a leak, in 10^6 bytes")
+    least_window_seconds: float = setting(1800.0, "shortest stretch after the plateau that a slope is judged over")
+    warm_up_seconds: float = setting(300.0, "a process that started, or changed its layers, less long ago isn't judged")
+    window_seconds: float = setting(120.0, "of each window of that length the floor of memory is kept")
+    level_shift_mb: float = setting(1.0, "weights that change by more begin a new judgement, in 10^6 bytes")
+    settled_percent: float = setting(
+        85.0, "growth whose second half is slower than that share of its first is settling"
+    )
+    unseen_block_mb: float = setting(12.0, "a leak in blocks of that size that hasn't struck yet isn't ruled out")
+    trim_period_seconds: float = setting(600.0, "an idle stage gives freed memory back at most so often")
+    least_available_percent: float = setting(8.0, "less memory available than that is pressure")
+    pressure_some_percent: float = setting(20.0, "share of a minute in which some task waited for memory (PSI)")
+    gpu_memory_percent: float = setting(85.0, "above it the box sheds new sequences")
+    gpu_recovered_percent: float = setting(75.0, "below it the box takes new sequences again")
+    restarts_per_day: float = setting(4.0, "restarts for leaks; then a person is called")
+    restart_apart_seconds: float = setting(HOUR_SECONDS, "from one restart for a leak to the next")
+    rolling_restart_hours: float = setting(0.0, "restart the stage every so many hours, as a last resort; 0: never")
+
+
+@dataclass(frozen=True)
+class ClockSettings:
+    """Time."""
+
+    period_seconds: float = setting(16.0, "how often the clock is judged")
+    offset_milliseconds: float = setting(1.0, "largest offset inside a pipeline; more is degraded")
+    step_milliseconds: float = setting(128.0, "above it the clock is set at once, below it is slewed")
+    query_seconds: float = setting(3.0, "chronyc or a time server must have answered by then")
+    corrections_per_day: float = setting(12.0, "corrections by the guard; then a person is called")
+    correction_apart_seconds: float = setting(300.0, "from one correction to the next")
+
+
+@dataclass(frozen=True)
+class LivenessSettings:
+    """Processes."""
+
+    period_seconds: float = setting(2.0, "how often programs are looked at")
+    answer_seconds: float = setting(5.0, "a program's socket must have answered by then")
+    silent_rounds: float = setting(3.0, "a running program that fails to answer so often in a row is hung")
+    grace_seconds: float = setting(120.0, "a program that started less long ago is left alone while it loads")
+    hung_seconds: float = setting(20.0, "a stage with work that finishes no step for so long is hung")
+    restarts_per_day: float = setting(10.0, "restarts of hung programs, each; then a person is called")
+    restart_apart_seconds: float = setting(60.0, "from one restart of a program to the next")
+    fatal_restart_apart_seconds: float = setting(900.0, "a program that supervisord has given up is started so often")
+    fatal_restarts_per_day: float = setting(24.0, "and at most so often a day")
+
+
+@dataclass(frozen=True)
+class SurroundingsSettings:
+    """Disk, network, power, kernel."""
+
+    period_seconds: float = setting(30.0, "how often the surroundings are looked at")
+    disk_percent: float = setting(80.0, "more of a file system used is degraded")
+    disk_full_percent: float = setting(95.0, "more is unhealthy: old logs go")
+    inodes_percent: float = setting(90.0, "more of its inodes used is degraded")
+    drive_celsius: float = setting(70.0, "a warmer SSD is degraded")
+    drive_period_seconds: float = setting(300.0, "how often drives are asked (smartctl)")
+    link_flaps_per_hour: float = setting(6.0, "more changes of a link's carrier are degraded")
+    log_mb_per_hour: float = setting(50.0, "logs that grow faster are degraded, in 10^6 bytes")
+    log_drops_per_day: float = setting(24.0, "how often old logs are dropped")
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """All of them."""
+
+    thermal: ThermalSettings = field(default_factory=ThermalSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
+    clock: ClockSettings = field(default_factory=ClockSettings)
+    liveness: LivenessSettings = field(default_factory=LivenessSettings)
+    surroundings: SurroundingsSettings = field(default_factory=SurroundingsSettings)

@@ -1,0 +1,154 @@
+"""What guards keep outlives crashes, full disks and damage."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from guards.budgets import Budget, Ledger
+from guards.keeper import IDLE_SAVE_SECONDS, SAVE_SECONDS, BudgetSpent, Keeper
+from guards.store import FILE_NAME, DamagedStore, Kept, Store
+
+BUDGETS = {"restart": Budget(2, 3600.0), "gentle": Budget(100, 60.0)}
+
+
+class Time:
+    """A monotonic clock that a test moves; it begins at 0 with every boot."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class FullDisk(Store):
+    """A store whose disk is full while `full`."""
+
+    full = True
+
+    def save(self, kept: Kept) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().save(kept)
+
+
+def test_budgets_and_time_outlive_a_power_cut_right_after_an_action(tmp_path: Path) -> None:
+    time = Time()
+    keeper = Keeper(Store(tmp_path), BUDGETS, time)
+    time.seconds = 1000.0
+    keeper.charge("restart")
+    keeper.charge("restart")
+    time.seconds = 1500.0  # nothing was closed or saved since: the power goes
+    again = Keeper(Store(tmp_path), BUDGETS, Time())
+    assert again.clock.now_seconds() == 1000.0
+    assert again.left() == {"restart": 0, "gentle": 100}
+    with pytest.raises(BudgetSpent, match="budget restart is spent: 2 in 1 h; again in 3600 s"):
+        again.charge("restart")
+
+
+def test_no_number_of_reboots_brings_a_budget_back(tmp_path: Path) -> None:
+    done = 0
+    for _ in range(50):  # a boot loop, a minute each: the running clock advances by what was saved only
+        time = Time()
+        keeper = Keeper(Store(tmp_path), BUDGETS, time)
+        time.seconds = 60.0
+        keeper.save_in_time()
+        try:
+            keeper.charge("restart")
+            done += 1
+        except BudgetSpent:
+            pass
+    assert done <= 2
+
+
+def test_memories_are_written_seldom_and_only_if_they_change(tmp_path: Path) -> None:
+    time = Time()
+    keeper = Keeper(Store(tmp_path), BUDGETS, time)
+    keeper.remember("thermal", {"limit": 4})
+    keeper.save_in_time()
+    assert not (tmp_path / FILE_NAME).exists()
+    time.seconds = SAVE_SECONDS
+    keeper.save_in_time()
+    written = (tmp_path / FILE_NAME).stat().st_ino
+    keeper.remember("thermal", {"limit": 4})
+    time.seconds = 2 * SAVE_SECONDS
+    keeper.save_in_time()
+    assert (tmp_path / FILE_NAME).stat().st_ino == written
+    time.seconds += IDLE_SAVE_SECONDS
+    keeper.save_in_time()
+    again = Keeper(Store(tmp_path), BUDGETS, Time())
+    assert again.memory("thermal") == {"limit": 4}
+    assert again.memory("clock") is None
+    assert again.clock.now_seconds() == 2 * SAVE_SECONDS + IDLE_SAVE_SECONDS
+
+
+def test_on_a_full_disk_only_what_makes_room_is_paid_for(tmp_path: Path) -> None:
+    time, store = Time(), FullDisk(tmp_path)
+    keeper = Keeper(store, BUDGETS, time)
+    with pytest.raises(BudgetSpent, match="No space left on device"):
+        keeper.charge("restart")
+    keeper.charge("gentle", although_unwritten=True)
+    assert "cannot be written" in keeper.trouble
+    assert keeper.left() == {"restart": 1, "gentle": 99}  # charged all the same
+    store.full = False
+    time.seconds = SAVE_SECONDS
+    keeper.save_in_time()
+    assert keeper.trouble == ""
+    assert Keeper(Store(tmp_path), BUDGETS, Time()).left() == {"restart": 1, "gentle": 100}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"schema":2,"running_seconds":0,"ledger":{},"memories":{}}',
+        '{"schema":1,"running_seconds":-1,"ledger":{},"memories":{}}',
+        '{"schema":1,"running_seconds":NaN,"ledger":{},"memories":{}}',
+        '{"schema":1,"running_seconds":0,"ledger":{"restart":["x"]},"memories":{}}',
+        '{"schema":1,"running_seconds":0,"ledger":{},"memories":{"thermal":3}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_store_is_set_aside_and_leaves_one_of_each(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    with pytest.raises(DamagedStore):
+        Store(tmp_path).load()
+    keeper = Keeper(Store(tmp_path), BUDGETS, Time())
+    assert "set aside as guards.damaged" in keeper.trouble
+    assert (tmp_path / "guards.damaged").read_text() == text
+    assert keeper.left() == {"restart": 1, "gentle": 1}
+    keeper.charge("restart")
+    assert keeper.trouble == ""
+    assert Keeper(Store(tmp_path), BUDGETS, Time()).left()["restart"] == 0
+
+
+def test_a_save_that_fails_leaves_the_old_contents(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(Kept(5.0, Ledger({}), {}))
+    (tmp_path / "guards.new").mkdir()  # nothing can be opened for writing there
+    with pytest.raises(OSError, match="directory"):
+        store.save(Kept(6.0, Ledger({}), {}))
+    kept = store.load()
+    assert kept is not None
+    assert kept.running_seconds == 5.0
+
+
+def test_the_file_is_private(tmp_path: Path) -> None:
+    Store(tmp_path).save(Kept(5.0, Ledger({}), {"a": {"b": 1}}))
+    assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
+    assert json.loads((tmp_path / FILE_NAME).read_text())["memories"] == {"a": {"b": 1}}
+
+
+def test_without_a_store_nothing_is_written(tmp_path: Path) -> None:
+    keeper = Keeper(None, BUDGETS, Time())
+    keeper.charge("restart")
+    keeper.close()
+    assert keeper.left()["restart"] == 1
+    assert list(tmp_path.iterdir()) == []
