@@ -100,6 +100,8 @@ class JournalDatabase:
         except sqlite3.DatabaseError as error:
             self._judge(error)
             raise
+        finally:
+            self._note_files()  # freed pages are cut off at some checkpoint, and that is no damage
 
     def streams(self) -> list[StoredStream]:
         """All streams; one whose row can't be read is left out, with a log line.
@@ -180,11 +182,16 @@ class JournalDatabase:
             connection.close()
             raise
         self._files = {}
+        self._note_files()
+        return connection
+
+    def _note_files(self) -> None:
+        """How long the files are, and which they are if that is not known yet."""
         for path in (self.path, Path(f"{self.path}-wal")):
             if path.exists():
                 status = path.stat()
-                self._files[path] = status.st_ino, status.st_size
-        return connection
+                inode = self._files[path][0] if path in self._files else status.st_ino
+                self._files[path] = inode, status.st_size
 
     def _check_files(self) -> None:
         """What is written must be what a start of the gateway finds.
@@ -198,7 +205,6 @@ class JournalDatabase:
                 self.close()
                 self._set_aside(f"{path.name} was deleted, replaced or cut short")
                 raise sqlite3.DatabaseError(f"{path.name} was deleted, replaced or cut short")
-            self._files[path] = inode, status.st_size
 
     def _judge(self, error: sqlite3.DatabaseError) -> None:
         """After trouble: a damaged file is set aside, so that the next write finds a whole one."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,3 +221,22 @@ def test_a_row_is_bound_to_its_place() -> None:
     for other in ((3, 5), (4, 4)):
         with pytest.raises(ValueError, match="checksum"):
             entry_of(*other, body)
+
+
+def test_room_that_goes_back_to_the_disk_is_no_damage(tmp_path: Path) -> None:
+    database = JournalDatabase(tmp_path)
+    file = tmp_path / JOURNAL_FILE
+    insert = "INSERT INTO entries VALUES (?, ?, ?)"
+    largest = shrunk = 0
+    for stream in range(60):  # each longer than a checkpoint's distance; the one before last is forgotten
+        database.write([Operation(insert, [(stream, place, b"x" * 4000) for place in range(300)])])
+        largest = max(largest, file.stat().st_size)
+        if stream >= 10 and stream % 10 == 0:
+            database.write([Operation("DELETE FROM entries WHERE stream < ?", [(stream - 1,)], frees=True)])
+        shrunk += file.stat().st_size < largest
+    assert shrunk > 0
+    assert database.generation == 0
+    database.close()
+    with closing(sqlite3.connect(file)) as again:
+        rows = again.execute("SELECT DISTINCT stream FROM entries ORDER BY stream").fetchall()
+    assert [stream for (stream,) in rows] == list(range(49, 60))
