@@ -26,20 +26,18 @@ class Ledger:
     spent: Mapping[str, tuple[float, ...]]
 
     def left(self, name: str, budget: Budget, now_seconds: float) -> int:
-        """How many more it would pay for within this window; 0 too while the last one is not long enough ago."""
+        """How many more it would pay for within this window, were they far enough apart."""
         kept = self._kept(name, budget, now_seconds)
-        if kept and now_seconds - kept[-1] < budget.apart_seconds:
-            return 0
         return max(0, budget.most - sum(now_seconds - each < budget.window_seconds for each in kept))
 
     def charged(self, name: str, budget: Budget, now_seconds: float) -> Ledger:
         """The ledger after one more.
 
         Raises:
-            ValueError: nothing is left; ask `left` first.
+            ValueError: it does not pay now; ask `next_seconds` first.
         """
-        if self.left(name, budget, now_seconds) == 0:
-            raise ValueError(f"budget {name} is spent")
+        if self.next_seconds(name, budget, now_seconds) > 0:
+            raise ValueError(f"budget {name} does not pay now")
         kept = self._kept(name, budget, now_seconds)
         return Ledger({**self.spent, name: (*kept, now_seconds)})
 
@@ -50,9 +48,9 @@ class Ledger:
         kept = self._kept(name, budget, now_seconds)
         waits = [0.0]
         if len(kept) >= budget.most:
-            waits.append(kept[-budget.most] + budget.window_seconds - now_seconds)
+            waits.append(budget.window_seconds - (now_seconds - kept[-budget.most]))  # as `left` counts, bit by bit
         if kept:
-            waits.append(kept[-1] + budget.apart_seconds - now_seconds)
+            waits.append(budget.apart_seconds - (now_seconds - kept[-1]))
         return max(waits)
 
     def to_json(self) -> dict[str, list[float]]:

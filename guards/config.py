@@ -33,6 +33,21 @@ class StageAccess:
 
 
 @dataclass(frozen=True)
+class Watched:
+    """A program of this box, and how it is asked whether it lives.
+
+    Attributes:
+        name: supervisord's. admin_socket: its unix socket. https, http: where it answers /livez. At most one of them;
+            none: it can't be asked.
+    """
+
+    name: str
+    admin_socket: Path | None = None
+    https: Address | None = None
+    http: Address | None = None
+
+
+@dataclass(frozen=True)
 class CoordinatorAddress:
     """Where leases are asked for, over HTTPS."""
 
@@ -65,7 +80,7 @@ class GuardsConfig:
     tls: TlsIdentity
     state_directory: Path
     supervisor_socket: Path
-    programs: tuple[str, ...]
+    programs: tuple[Watched, ...]
     stage: StageAccess | None
     coordinator: CoordinatorAddress | None
     log_directory: Path
@@ -92,7 +107,7 @@ def load_config(path: Path) -> GuardsConfig:
 def _parse(whole: Section) -> GuardsConfig:
     names = (field.name for field in dataclasses.fields(GuardsConfig))
     whole.only(*names, "schema", "clock_synchronised_file")
-    programs = whole.texts("programs")
+    programs = whole.sections("programs")
     if len(programs) > MOST_PROGRAMS:
         raise ValueError(f"programs: read {len(programs)}, expected at most {MOST_PROGRAMS}")
     return GuardsConfig(
@@ -102,7 +117,7 @@ def _parse(whole: Section) -> GuardsConfig:
         tls=tls_identity(whole),
         state_directory=whole.path("state_directory"),
         supervisor_socket=whole.path("supervisor_socket"),
-        programs=tuple(programs),
+        programs=tuple(_watched(program) for program in programs),
         stage=_stage(whole),
         coordinator=_coordinator(whole),
         log_directory=whole.path("log_directory"),
@@ -140,6 +155,21 @@ def _number(section: Section, key: str) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"{key}: read {str(value)[:80]!r}, expected a number")
     return float(value)
+
+
+def _watched(program: Section) -> Watched:
+    program.only("name", "admin_socket", "https", "http")
+    ways = [way for way in ("admin_socket", "https", "http") if program.optional(way)]
+    if len(ways) > 1:
+        raise ValueError(
+            f"program {program.text('name')[:80]}: read {' and '.join(ways)}, expected one of them at most"
+        )
+    return Watched(
+        program.text("name"),
+        program.optional_path("admin_socket"),
+        address(program.section("https"), low=1) if "https" in ways else None,
+        address(program.section("http"), low=1) if "http" in ways else None,
+    )
 
 
 def _stage(whole: Section) -> StageAccess | None:

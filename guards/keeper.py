@@ -67,6 +67,15 @@ class Keeper:
         with self._lock:
             return {name: self._ledger.left(name, budget, now) for name, budget in self._budgets.items()}
 
+    def check(self, name: str) -> None:
+        """Whether a budget pays now; nothing is charged.
+
+        Raises:
+            BudgetSpent: it does not. KeyError: no such budget.
+        """
+        with self._lock:
+            self._check(name, self.clock.now_seconds())
+
     def charge(self, name: str, *, although_unwritten: bool = False) -> None:
         """Pay for an action before it is done; durable when this returns, so no crash and no reboot forgets it.
 
@@ -78,12 +87,7 @@ class Keeper:
         """
         budget, now = self._budgets[name], self.clock.now_seconds()
         with self._lock:
-            if self._ledger.left(name, budget, now) == 0:
-                wait = self._ledger.next_seconds(name, budget, now)
-                raise BudgetSpent(
-                    f"budget {name} is spent: {budget.most} in {budget.window_seconds / 3600:g} h; "
-                    f"again in {wait:.0f} s"
-                )
+            self._check(name, now)
             self._ledger = self._ledger.charged(name, budget, now)  # stays charged in memory even if the disk refuses
             self._save()
             if self.trouble and not although_unwritten:
@@ -100,6 +104,16 @@ class Keeper:
         """Write all down."""
         with self._lock:
             self._save()
+
+    def _check(self, name: str, now_seconds: float) -> None:
+        budget = self._budgets[name]
+        wait = self._ledger.next_seconds(name, budget, now_seconds)
+        if wait <= 0:
+            return
+        if self._ledger.left(name, budget, now_seconds) > 0:
+            raise BudgetSpent(f"budget {name}: {budget.apart_seconds:g} s from one to the next")
+        hours = budget.window_seconds / 3600
+        raise BudgetSpent(f"budget {name} is spent, {budget.most} in {hours:g} h: a person is needed")
 
     def _save(self) -> None:
         if self._store is None:

@@ -1,4 +1,4 @@
-"""Does what guards decide, if their budgets allow; with `observe` it only says what it would do."""
+"""Does what guards decide, if their budgets allow; where they only observe, it says what it would do."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ class Performer:
     """Called by the guards' threads.
 
     Args:
-        programs: for `PROGRAM_REPAIRS`.
-        observe: do nothing.
+        programs: for `PROGRAM_REPAIRS`; None: guards only observe, nothing at all is done.
     """
 
-    def __init__(self, keeper: Keeper, board: Board, programs: ProgramRepairs, *, observe: bool) -> None:
-        self._keeper, self._board, self._programs, self._observe = keeper, board, programs, observe
+    def __init__(self, keeper: Keeper, board: Board, programs: ProgramRepairs | None) -> None:
+        self._keeper, self._board, self._programs = keeper, board, programs
 
     def perform(self, name: str, guard: Guard[Any, Any], action: Action) -> None:
         """Do an action of a guard, and tell the board what became of it."""
-        if self._observe:
+        if self._programs is None:
             self._board.acted(name, "would", action, "not done, as guards only observe")
         elif action.repair in PROGRAM_REPAIRS:
             self._programs.begin(name, action)

@@ -104,8 +104,8 @@ class Restarts:
     def run(self, guard: str, action: Action) -> None:
         """Do it, and tell the board."""
         try:
-            if action.budget and self._keeper.left()[action.budget] == 0:
-                raise BudgetSpent(f"budget {action.budget} is spent: a person is needed")
+            if action.budget:
+                self._keeper.check(action.budget)  # before the coordinator is asked
             if action.arguments.get("needs_lease", True):
                 with self._leases.take(action.because):
                     text = self._pay_and_do(action)

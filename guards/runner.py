@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 
@@ -29,6 +30,15 @@ class Runner:
     def stop(self) -> None:
         """Let `run` end within a second. Takes no lock, so a signal handler may call it."""
         self._stopping = True
+
+    def look(self, most_seconds: float) -> None:
+        """One round of every guard, all at once; those that have not ended by then are left behind."""
+        threads = [threading.Thread(target=post.one_round, name=post.guard.name, daemon=True) for post in self._posts]
+        end = time.monotonic() + most_seconds
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def run(self) -> None:
         """Until `stop`. Threads of guards that hang are left behind; they are daemons and end with the process."""

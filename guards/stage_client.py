@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from guards.guard import ActionFailed
 
 MOST_ANSWER_BYTES = 1024 * 1024
 ANSWER_SECONDS = 5.0
+PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred of unix(7): process, user, group
 
 
 class StageSilent(Exception):
@@ -38,6 +40,15 @@ class StageClient:
         except StageSilent:
             return None
 
+    def pid(self) -> int | None:
+        """Of the process that listens there, None if none does; the kernel tells, so one that hangs is found too."""
+        try:
+            with contextlib.closing(self._connect()) as connection:
+                credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
+        except OSError:
+            return None
+        return int(PEER_CREDENTIALS.unpack(credentials)[0]) or None
+
     def limit_batch(self, sequences: int) -> None:
         """Sequences that it allows in one micro-batch; ActionFailed if it does not obey."""
         self._order({"op": "batch-limit", "sequences": sequences})
@@ -50,6 +61,10 @@ class StageClient:
         """Give freed memory back to the kernel; the bytes that became free. ActionFailed if it does not obey."""
         return int(self._order({"op": "trim"}).get("freed_bytes", 0))
 
+    def shed_sequences(self, shedding: bool) -> None:
+        """Take no new sequences, or take them again; ActionFailed if it does not obey."""
+        self._order({"op": "shed", "shedding": shedding})
+
     def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """One request, one answer.
 
@@ -58,9 +73,7 @@ class StageClient:
         """
         data = b""
         try:
-            with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
-                connection.settimeout(self._answer_seconds)
-                connection.connect(str(self._path))
+            with contextlib.closing(self._connect()) as connection:
                 connection.sendall(json.dumps(request).encode() + b"\n")
                 while not data.endswith(b"\n"):
                     part = connection.recv(65536)
@@ -76,6 +89,16 @@ class StageClient:
             raise StageSilent(f"{self._path.name}: the answer is no JSON object")
         return answer
 
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(self._answer_seconds)
+            connection.connect(str(self._path))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     def _order(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             answer = self.ask(request)
@@ -84,3 +107,31 @@ class StageClient:
         if "error" in answer:
             raise ActionFailed(f"the stage refuses {request['op']}: {str(answer['error'])[:200]}")
         return answer
+
+
+class NoStage:
+    """On a box without a stage: there is nothing to ask and nobody to obey."""
+
+    def health(self) -> Mapping[str, Any] | None:
+        """None."""
+        return None
+
+    def pid(self) -> int | None:
+        """None."""
+        return None
+
+    def limit_batch(self, sequences: int) -> None:
+        """ActionFailed."""
+        raise ActionFailed(f"no stage runs here that could compute {sequences} sequences at once")
+
+    def limit_duty(self, percent: float) -> None:
+        """ActionFailed."""
+        raise ActionFailed(f"no stage runs here that could compute {percent:g} % of the time")
+
+    def trim(self) -> int:
+        """ActionFailed."""
+        raise ActionFailed("no stage runs here that could give memory back")
+
+    def shed_sequences(self, shedding: bool) -> None:
+        """ActionFailed."""
+        raise ActionFailed(f"no stage runs here that could {'refuse' if shedding else 'take'} sequences")

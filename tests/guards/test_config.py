@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from fleet.errors import FleetError
-from guards.config import load_config
+from guards.config import Watched, load_config
 from guards.settings import GuardSettings
+from stage_runtime.link.configuration import Address
 
 
 def document() -> dict[str, Any]:
@@ -24,7 +25,12 @@ def document() -> dict[str, Any]:
         "clock_synchronised_file": None,
         "state_directory": "/state/guards",
         "supervisor_socket": "/run/fleet/supervisor.sock",
-        "programs": ["stage", "guards"],
+        "programs": [
+            {"name": "stage", "admin_socket": "/run/fleet/stage.sock"},
+            {"name": "gateway", "http": {"host": "127.0.0.1", "port": 8080}},
+            {"name": "coordinator", "https": {"host": "192.0.2.1", "port": 7405}},
+            {"name": "other"},
+        ],
         "stage": {"admin_socket": "/run/fleet/stage.sock", "pipeline": "main"},
         "coordinator": {"box": "control", "host": "192.0.2.1", "port": 7405},
         "log_directory": "/var/log/fleet",
@@ -52,6 +58,10 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert config.stage.pipeline == "main"
     assert config.settings == GuardSettings()
     assert config.build_unix_seconds == 1.79e9
+    stage, gateway, coordinator, other = config.programs
+    assert (stage.admin_socket, stage.http) == (Path("/run/fleet/stage.sock"), None)
+    assert (gateway.http, coordinator.https) == (Address("127.0.0.1", 8080), Address("192.0.2.1", 7405))
+    assert other == Watched("other")
     alone = document() | {"stage": None, "coordinator": None, "mac": "02:77:00:00:00:01"}
     config = load_config(write(tmp_path, alone))
     assert (config.stage, config.coordinator, config.mac) == (None, None, "02:77:00:00:00:01")
@@ -64,8 +74,12 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ({"boxx": "a"}, "unknown key 'boxx', did you mean 'box'?"),
         ({"observe": "no"}, "observe: read 'no', expected true or false"),
         ({"build_unix_seconds": "now"}, "build_unix_seconds: read 'now', expected a number"),
-        ({"programs": [""]}, "programs: read [''], expected an array of strings"),
-        ({"programs": ["p"] * 65}, "programs: read 65, expected at most 64"),
+        ({"programs": [""]}, "programs[0]: read '', expected a mapping"),
+        ({"programs": [{"name": "p"}] * 65}, "programs: read 65, expected at most 64"),
+        (
+            {"programs": [{"name": "p", "admin_socket": "/s", "http": {"host": "a", "port": 1}}]},
+            "program p: read admin_socket and http, expected one of them at most",
+        ),
         ({"stage": {"admin_socket": "/s"}}, "key 'stage.pipeline' is missing"),
         ({"settings": {}}, "key 'settings.thermal' is missing"),
     ],

@@ -46,8 +46,20 @@ def test_budgets_and_time_outlive_a_power_cut_right_after_an_action(tmp_path: Pa
     again = Keeper(Store(tmp_path), BUDGETS, Time())
     assert again.clock.now_seconds() == 1000.0
     assert again.left() == {"restart": 0, "gentle": 100}
-    with pytest.raises(BudgetSpent, match="budget restart is spent: 2 in 1 h; again in 3600 s"):
+    with pytest.raises(BudgetSpent, match="budget restart is spent, 2 in 1 h: a person is needed"):
         again.charge("restart")
+
+
+def test_two_are_far_enough_apart() -> None:
+    time = Time()
+    keeper = Keeper(None, {"restart": Budget(5, 3600.0, apart_seconds=60.0)}, time)
+    keeper.charge("restart")
+    time.seconds = 59.0
+    with pytest.raises(BudgetSpent, match="budget restart: 60 s from one to the next"):
+        keeper.charge("restart")
+    assert keeper.left() == {"restart": 4}
+    time.seconds = 60.0
+    keeper.charge("restart")
 
 
 def test_no_number_of_reboots_brings_a_budget_back(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class House:
         self.keeper = Keeper(None, {"few": Budget(2, 3600.0)})
         self.board = Board([guard.name for guard in self.guards], self.keeper.clock.now_seconds)
         self.programs = NoPrograms()
-        self.performer = Performer(self.keeper, self.board, self.programs, observe=self.observe)
+        self.performer = Performer(self.keeper, self.board, None if self.observe else self.programs)
         self.posts = [Post(guard, self.keeper, self.board, self.performer.perform) for guard in self.guards]
 
     def rounds(self, name: str) -> int:

@@ -156,7 +156,7 @@ def test_a_spent_budget_asks_for_a_person(box: Box) -> None:
     before = box.pid()
     box.restarts.run("memory", RESTART)
     assert box.events() == [
-        ("refused", "restart-program stage: budget restart-stage is spent: a person is needed (it leaks)")
+        ("refused", "restart-program stage: budget restart-stage is spent, 2 in 1 h: a person is needed (it leaks)")
     ]
     assert (box.pid(), box.coordinator.taken) == (before, [])
 
