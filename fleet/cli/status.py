@@ -31,7 +31,7 @@ def status(inventory: Path, output: str) -> int:
     from fleet.cli.output import print_json, print_table, progress
     from fleet.inventory.loader import load_site
     from fleet.observe.health import ask_site
-    from fleet.observe.site_access import client_context, load_endpoints
+    from fleet.observe.site_access import client_access, client_context, load_endpoints
     from fleet.observe.site_view import MEMBER_COLUMNS, PLAN_COLUMNS
     from fleet.observe.status import PIPELINE_COLUMNS, STAGE_COLUMNS, site_status
 
@@ -40,8 +40,10 @@ def status(inventory: Path, output: str) -> int:
     endpoints = load_endpoints(site_file)
     answers = asyncio.run(ask_site(endpoints, client_context(site_file, with_certificate=True)))
     result = site_status(answers)
+    access = client_access(site_file, endpoints)
     if output == "json":
-        print_json("status", {**asdict(result), "exit_code": int(result.exit_code)})
+        clients = None if access is None else asdict(access)
+        print_json("status", {**asdict(result), "clients": clients, "exit_code": int(result.exit_code)})
         return int(result.exit_code)
     print_table(f"stages of {site_file.site.site}", STAGE_COLUMNS, [row.cells() for row in result.stages])
     click.echo("")
@@ -53,6 +55,8 @@ def status(inventory: Path, output: str) -> int:
         click.echo("")
         print_table("boxes as the coordinator sees them", MEMBER_COLUMNS, [row.cells() for row in coordinator.members])
         click.echo("")
+    if access is not None:
+        click.echo(str(access))
     for line in result.notes:
         progress(line)
     progress("\n".join(result.failures) or "every stage, the gateway and the coordinator serve")

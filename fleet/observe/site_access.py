@@ -16,6 +16,7 @@ from fleet.inventory.sitefile import SiteFile
 
 ENDPOINTS_FILE = "endpoints.json"
 ENDPOINTS_SCHEMA = 1
+API_KEY_FILE = "api_key"
 MAX_STATE_FILE_BYTES = 2**20
 
 
@@ -111,6 +112,30 @@ def client_context(site_file: SiteFile, *, with_certificate: bool) -> ssl.SSLCon
     return context
 
 
+@dataclass(frozen=True)
+class ClientAccess:
+    """What a client of the site's API needs to know; the key itself is shown nowhere."""
+
+    base_url: str
+    ca_file: str
+    api_key_in: str
+
+    def __str__(self) -> str:
+        return f"API {self.base_url} · CA {self.ca_file} · key in {self.api_key_in}"
+
+
+def client_access(site_file: SiteFile, endpoints: Endpoints) -> ClientAccess | None:
+    """How clients reach the gateway; None on a site without one."""
+    if endpoints.gateway is None:
+        return None
+    state = site_file.state_directory
+    return ClientAccess(
+        f"{endpoints.gateway.url}/v1",
+        str(state / "ca" / "ca.crt"),
+        f"{site_file.file} (gateway: api_keys)" if site_file.site.gateway.api_keys else str(state / API_KEY_FILE),
+    )
+
+
 def api_key(site_file: SiteFile) -> str:
     """The first key of the inventory, else the one provisioning generated.
 
@@ -119,7 +144,7 @@ def api_key(site_file: SiteFile) -> str:
     """
     if site_file.site.gateway.api_keys:
         return site_file.site.gateway.api_keys[0].key.get_secret_value()
-    path = site_file.state_directory / "api_key"
+    path = site_file.state_directory / API_KEY_FILE
     try:
         with path.open("r", encoding="utf-8") as file:
             key = file.read(4096).strip()

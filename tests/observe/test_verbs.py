@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from fleet.observe.asking import QUIET_SECONDS
 from stage_runtime.link.messages import FinishedEvent, TokenEvent
 from stage_runtime.link.tls import TlsIdentity
-from tests.gateway.site import ScriptedPipeline, free_port, running, says
+from tests.gateway.site import KEY, ScriptedPipeline, free_port, running, says
 from tests.observe.conftest import Site, fleet, start
 from tests.observe.coordinator import ScriptedCoordinator, serving
 from tests.observe.test_status import STAGE
@@ -126,10 +126,18 @@ async def test_status_shows_the_site(site: Site, tokenizer: Tokenizer) -> None:
         assert rows[1][:4] == ["box1", "ready", "0-10", "embedding, head"]
         assert ["main", "serving", "3", "box1 box2 box3", "", "", "", ""] in rows
         assert ["box2", "serving", "5 min", "25%", "52", "", ""] in rows
+        state, url = site.directory / ".fleet" / "demo", f"https://127.0.0.1:{gateway.https_port}/v1"
+        assert f"API {url} · CA {state}/ca/ca.crt · key in {state}/api_key" in out
         code, out, _ = await fleet("status", "-i", str(site.inventory), "-o", "json")
         document = json.loads(out)
         assert (document["kind"], document["data"]["stages"][0]["layers"]) == ("status", [0, 11])
         assert document["data"]["coordinator"]["plans"][0]["order"] == ["box1", "box2", "box3"]
+        assert document["data"]["clients"] == {
+            "base_url": url,
+            "ca_file": f"{state}/ca/ca.crt",
+            "api_key_in": f"{state}/api_key",
+        }
+        assert KEY not in out
         site.write_endpoints(**ports, stage_port=free_port())
         code, out, err = await fleet("status", "-i", str(site.inventory))
         assert (code, "unreachable" in out) == (3, True)

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -45,7 +45,8 @@ def end_with_argument(box: LabBox, argument: str) -> None:
     """SIGKILL to the box's processes that have been started with this argument, e.g. a path of the test's own."""
     for pid in cgroups.members(box.settings.cgroups):
         if argument.encode() in _arguments(pid):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _arguments(pid: int) -> list[bytes]:
@@ -89,7 +90,8 @@ def go_on(box: LabBox) -> float:
     """SIGCONT to the stage, if it still runs: its supervisor may have been told to restart it."""
     pid, moment = program_pid(box, "stage"), time.monotonic()
     if pid is not None:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # ended between the look and the signal
+            os.kill(pid, signal.SIGCONT)
     return moment
 
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,13 +71,20 @@ class Sshd:
     def stop(self) -> None:
         assert self.process is not None
         for child in self.children():
-            child.kill()
+            with suppress(psutil.NoSuchProcess):  # a session that was just ending is gone by itself
+                child.kill()
         self.process.terminate()
         self.process.wait()
 
-    def children(self) -> list[psutil.Process]:
+    def children(self, name: str | None = None) -> list[psutil.Process]:
+        """Its sessions' processes, or those of a name; one that ends meanwhile is left out."""
         assert self.process is not None
-        return psutil.Process(self.process.pid).children(recursive=True)
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if name is None or child.name() == name:
+                    found.append(child)
+        return found
 
     def target(self, **changes: object) -> SshTarget:
         target = SshTarget("box1", "127.0.0.1", self.port, USER, str(self.identity))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fleet.inventory.model import Timing
@@ -73,7 +74,7 @@ def test_silent_box_is_closed_from_outside(
     """An unplugged box (its sshd stops reading), and a zombie whose sshd still answers keepalives."""
     with over_ssh(quiet_seconds=1.0) as session:
         session.facts(box.desired(), hold_lock=False)
-        processes = [child for child in sshd.children() if child.name() == stopped]
+        processes = sshd.children(stopped)
         assert processes
         for child in processes:
             child.send_signal(signal.SIGSTOP)
@@ -82,7 +83,8 @@ def test_silent_box_is_closed_from_outside(
                 session.facts(box.desired(), hold_lock=False)
         finally:
             for child in processes:  # nobody else would: a stopped process outlives its parent
-                child.kill()
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
         assert caught.value.message.startswith("box1: facts: ")
 
 
@@ -95,7 +97,7 @@ def test_step_deadline_ends_a_step_that_only_waits(
     desired = replace(box.desired(state="loading"), health_gate_seconds=5.0)
     with over_ssh(step_seconds=2.0) as session:
         changes = diff(desired, session.facts(desired))
-        agents = [child for child in sshd.children() if child.name() == "python3"]
+        agents = sshd.children("python3")
         assert agents
         with pytest.raises(BoxUnreachable, match=r"box1: health gate: the step did not end for 2 s"):
             session.apply(desired, changes, sign=Authority().sign)
