@@ -1,7 +1,9 @@
-"""The coordinator over HTTPS: /livez for anyone, the rest with a site certificate, orders from the operator only."""
+"""The coordinator over HTTPS: /livez for anyone, the rest with a site certificate; orders from the operator only, and
+leases for the box that asks."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
@@ -10,12 +12,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from fleet.coordinator.context import Context
 from fleet.coordinator.database import StoreError
 from fleet.coordinator.documents import box_document, events_document, health_document, site_document
+from fleet.coordinator.leases import LONGEST_SECONDS, LeaseRefused
 from fleet.coordinator.orders import DrainRefused
 from fleet.coordinator.pipeline import Pipeline
 from fleet.coordinator.routes import missing_mebibytes
 from fleet.coordinator.state import BoxState
+from fleet.coordinator.text import line
 from fleet.errors import FleetError
 from stage_runtime.link.https import HttpsListener
+from stage_runtime.link.section import Section
 from stage_runtime.link.tls import peer_identity
 
 OPERATOR = "operator"
@@ -25,7 +30,8 @@ KEEPALIVE_SECONDS = 75.0
 SHUTDOWN_SECONDS = 2.0
 # An operator and a scrape need a handful, for milliseconds, and the links of stages and gateways need descriptors too.
 CONNECTIONS_AT_ONCE = 128
-MAX_BODY_BYTES = 4096  # orders have no body
+MAX_BODY_BYTES = 4096  # drains have no body, leases a small one
+MOST_REASON_CHARACTERS = 200
 MOST_EVENTS_A_PAGE = 1000
 LARGEST_ID = 2**63 - 1
 
@@ -51,6 +57,8 @@ class Api:
                 web.get("/v1/events", self._events),
                 web.post("/v1/boxes/{box}/drain", self._drain),
                 web.post("/v1/boxes/{box}/undrain", self._undrain),
+                web.post("/v1/boxes/{box}/lease", self._take_lease),
+                web.delete("/v1/boxes/{box}/lease/{lease}", self._give_back),
             ]
         )
         return application
@@ -89,7 +97,11 @@ class Api:
         if request.path != "/livez":
             if identity is None or identity.site != self._context.config.site:
                 return _problem(403, "a certificate of this site is needed")
-            if request.method not in ("GET", "HEAD") and identity.box != OPERATOR:
+            own = (
+                request.match_info.handler in (self._take_lease, self._give_back)
+                and identity.box == request.match_info["box"]
+            )
+            if request.method not in ("GET", "HEAD") and identity.box != OPERATOR and not own:
                 return _problem(403, f"{identity.box} may not order: only {OPERATOR} may")
         try:
             return await handler(request)
@@ -141,6 +153,27 @@ class Api:
         except StoreError as error:
             return _problem(503, str(error))
         return web.json_response(box_document(box, pipeline, self._context), status=202)
+
+    async def _take_lease(self, request: web.Request) -> web.Response:
+        box, pipeline = self._find(request.match_info["box"])
+        if box is None or pipeline is None:
+            return _problem(404, f"no box {request.match_info['box'][:100]!r} in any pipeline")
+        try:
+            body = Section(json.loads(await request.read())).only("because", "seconds")
+            because, seconds = line(body.text("because"), MOST_REASON_CHARACTERS), body.seconds("seconds")
+        except (ValueError, RecursionError) as error:
+            return _problem(400, f"expected because and seconds: {str(error)[:200]}")
+        try:
+            lease = await pipeline.leases.take(box, because, min(seconds, LONGEST_SECONDS))
+        except LeaseRefused as error:
+            return _problem(409, str(error))
+        return web.json_response({"lease": lease.id, "seconds": min(seconds, LONGEST_SECONDS)})
+
+    async def _give_back(self, request: web.Request) -> web.Response:
+        box, pipeline = self._find(request.match_info["box"])
+        if box is None or pipeline is None or not pipeline.leases.give_back(box, request.match_info["lease"]):
+            return _problem(404, "no such lease: it was given back, or its time has passed")
+        return web.Response(status=204)
 
     def _find(self, name: str) -> tuple[BoxState | None, Pipeline | None]:
         box = self._context.boxes.get(name)

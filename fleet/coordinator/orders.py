@@ -31,6 +31,9 @@ class Orders:
         switching, planner, context: of the pipeline.
         look: the situation now, with the planner up to date.
         changed: called when there is something to do.
+
+    Attributes:
+        turn: held while an order is taken: of two at once, the second must know of the first.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Orders:
         self._context = context
         self._look = look
         self._changed = changed
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
 
     async def drain(self, box: BoxState) -> None:
         """An operator wants nothing on a box; durable when this returns.
@@ -56,9 +59,9 @@ class Orders:
             DrainRefused: no plan fits without it.
             StoreError: it can't be written down.
         """
-        async with self._turn:  # of two orders at once, the second must know of the first
+        async with self.turn:
             if box.name in members(self._switching.plan) and not box.record.drained:
-                await self._check_rest(box)
+                await self.check_rest(box)
             await self._set_drained(box, "drain-requested", drained=True)
 
     async def undrain(self, box: BoxState) -> None:
@@ -67,11 +70,11 @@ class Orders:
         Raises:
             StoreError: it can't be written down.
         """
-        async with self._turn:
+        async with self.turn:
             await self._set_drained(box, "undrain-requested", drained=False)
 
-    async def _check_rest(self, box: BoxState) -> None:
-        """Whether the others can do without a box; DrainRefused if not."""
+    async def check_rest(self, box: BoxState) -> None:
+        """Whether the others can do without a box; DrainRefused if not. Called with the turn held."""
         views = self._look().boxes
         alive = frozenset(name for name, view in views.items() if view.usable and name != box.name)
         if not alive:

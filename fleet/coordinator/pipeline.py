@@ -21,6 +21,7 @@ from fleet.coordinator.decide import (
 )
 from fleet.coordinator.judge import Thresholds
 from fleet.coordinator.judging import Judging
+from fleet.coordinator.leases import Leases
 from fleet.coordinator.orders import Orders
 from fleet.coordinator.planner import Planner
 from fleet.coordinator.reports import Reports
@@ -39,7 +40,7 @@ class Pipeline:
     """One pipeline.
 
     Attributes:
-        switching: its epochs. planner: its plans. orders: takes what operators want.
+        switching: its epochs. planner: its plans. orders: takes what operators want. leases: and what guards ask for.
         refusal: why no plan fits; None while one does. route: what gateways were told last.
     """
 
@@ -59,6 +60,7 @@ class Pipeline:
         self._judging = Judging(context, spec, self.switching, self.reports, thresholds)
         self._changed = asyncio.Event()
         self.orders = Orders(self.switching, self.planner, context, self._look, self._changed.set)
+        self.leases = Leases(self.switching, context, self.orders, self._look)
         self._outlook_wanted = asyncio.Event()
         self._outlook_of: tuple[int, frozenset[str]] = (0, frozenset())
         self._failing_since: float | None = None  # detection of the loss that is being mended
