@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
-from stage_runtime.server.state import StageState
+from stage_runtime.server.compute import FULL_DUTY_PERCENT, LEAST_DUTY_PERCENT
+from stage_runtime.server.memory import trim
+from stage_runtime.server.state import Guarded, StageState
 
 LINE_BYTES = 64 * 1024
 
 
+# A box's guards say how it stands every few seconds; what they said longer ago says nothing any more.
+GUARDS_SECONDS = 60.0
+TEXT_CHARACTERS = 200
+COLDEST_CELSIUS, HOTTEST_CELSIUS = -60.0, 200.0
+OPERATIONS = """{"op": "health"}, {"op": "batch-limit", "sequences": n ≥ 1}, {"op": "duty-limit", "percent": 1…100}, \
+{"op": "trim"} or {"op": "guards", "state": text, "temperature_celsius": number or null}"""
+
+
 class AdminServer:
-    """Answers {"op": "health"} and {"op": "batch-limit", "sequences": n}.
+    """Answers health, and obeys the guards of this box: batch limit, duty cycle, trimming of freed memory.
 
     Args:
         state: what to show and change.
@@ -54,14 +66,14 @@ class AdminServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await reader.readline():
-                writer.write(json.dumps(self._answer(line)).encode() + b"\n")
+                writer.write(json.dumps(await self._answer(line)).encode() + b"\n")
                 await writer.drain()
         except (ValueError, ConnectionError) as error:  # ValueError: the line is too long
             writer.write(json.dumps({"error": str(error)}).encode() + b"\n")
         finally:
             writer.close()
 
-    def _answer(self, line: bytes) -> dict[str, Any]:
+    async def _answer(self, line: bytes) -> dict[str, Any]:
         try:
             request = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -72,7 +84,31 @@ class AdminServer:
             case {"op": "batch-limit", "sequences": int(sequences)} if sequences >= 1 and sequences is not True:
                 self._state.batch_limit = min(sequences, self._state.config.max_batch_sequences)
                 return {"batch_limit_sequences": self._state.batch_limit}
-        return {"error": 'expected {"op": "health"} or {"op": "batch-limit", "sequences": n} with n ≥ 1'}
+            case {"op": "duty-limit", "percent": int(percent) | float(percent)} if (
+                percent is not True and LEAST_DUTY_PERCENT <= percent <= FULL_DUTY_PERCENT
+            ):
+                self._state.compute.duty_percent = float(percent)
+                return {"duty_limit_percent": self._state.compute.duty_percent}
+            case {"op": "trim"}:
+                return await self._trim()
+            case {"op": "guards", "state": str(text), "temperature_celsius": None | int() | float() as celsius}:
+                shown = "".join(character for character in text[:TEXT_CHARACTERS] if character.isprintable())
+                self._state.guarded = Guarded(shown, _plausible(celsius), time.monotonic() + GUARDS_SECONDS)
+                return {}
+        return {"error": f"expected {OPERATIONS}"}
+
+    async def _trim(self) -> dict[str, Any]:
+        """In the compute thread, which alone may hold heap blocks of any size, and only while it has nothing to do."""
+        if self._state.open_sequences or self._state.compute.working_seconds:
+            return {"error": "sequences are open: ask again when the stage is idle"}
+        return {"freed_bytes": await self._state.compute.run(trim)}
+
+
+def _plausible(celsius: float | None) -> float | None:
+    """A temperature that a board can have, or None."""
+    if celsius is None or isinstance(celsius, bool) or not math.isfinite(celsius):
+        return None
+    return float(celsius) if COLDEST_CELSIUS <= celsius <= HOTTEST_CELSIUS else None
 
 
 def _bind(path: Path) -> socket.socket:

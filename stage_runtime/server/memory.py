@@ -12,6 +12,7 @@ block a mapping of its own, which ends when it is freed.
 from __future__ import annotations
 
 import ctypes
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,24 @@ def map_blocks_from(threshold_bytes: int) -> None:
         mallopt(M_MMAP_THRESHOLD, threshold_bytes)
 
 
+def trim() -> int:
+    """Collect garbage and give free heap pages back to the system; how many bytes of the process' own went."""
+    before = _own_bytes()
+    gc.collect()
+    return_freed_memory()
+    return max(0, before - _own_bytes())
+
+
+def _own_bytes() -> int:
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
+
+
 def return_freed_memory() -> None:
     """Give free heap pages back to the system; no effect on other C libraries than glibc."""
-    trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    malloc_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 CGROUPS = Path("/sys/fs/cgroup")

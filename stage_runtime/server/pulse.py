@@ -51,7 +51,7 @@ class Pulse:
     def heartbeat(self) -> Heartbeat:
         """The pulse."""
         state, work, memory = self.state, self.state.compute.work, box_memory()
-        serving = state.serving
+        serving, guards = state.serving, state.guards
         most = serving.prepare.plan.max_sequences if serving else 1
         load = max(
             work.busy_share(state.compute.busy_seconds),
@@ -73,6 +73,6 @@ class Pulse:
             usual_step_seconds=work.usual_step_seconds,
             memory_available_bytes=memory.available,
             resident_bytes=psutil.Process().memory_info().rss,
-            temperature_celsius=None,
-            guard_state="",
+            temperature_celsius=guards.temperature_celsius,
+            guard_state=guards.state,
         )

@@ -92,6 +92,15 @@ class EpochState:
         return difference if difference is not None and math.isfinite(difference) else None
 
 
+@dataclass(frozen=True)
+class Guarded:
+    """What the box's guards said last. `state`: for people. until: monotonic seconds; then it says nothing any more."""
+
+    state: str = ""
+    temperature_celsius: float | None = None
+    until: float = math.inf
+
+
 @dataclass
 class StageState:
     """Mutable, owned by the event loop.
@@ -102,6 +111,7 @@ class StageState:
         failure: why this stage can't serve at all, or what stopped the last plan here; empty otherwise.
         idle_reason: why no plan is in force.
         batch_limit: sequences in one micro-batch that this box allows now.
+        guarded: what the box's guards said last.
         incarnation: starts of the stage on this box.
         coordinator_reason: why the coordinator is not connected; empty while it is.
         layers_held: decoder layers in memory.
@@ -121,6 +131,7 @@ class StageState:
     weight_bytes: int = 0
     kernel_difference: float | None = None
     batch_limit: int = 0
+    guarded: Guarded = Guarded()
     incarnation: int = 0
     coordinator_reason: str = "not connected yet"
     layers_held: frozenset[int] = frozenset()
@@ -216,6 +227,11 @@ class StageState:
         return live if self.kept_engine is None else [*live, self.kept_engine]
 
     @property
+    def guards(self) -> Guarded:
+        """What the guards say now."""
+        return self.guarded if time.monotonic() < self.guarded.until else Guarded("silent")
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of all KV caches here, kept ones included."""
         return sum(engine.kv_bytes for engine in self.engines)
@@ -263,10 +279,13 @@ class StageState:
             "weight_bytes": self.weight_bytes,
             "kv_bytes": self.kv_bytes,
             "working_seconds": self.compute.working_seconds,
+            "progress": self.compute.work.finished,
             "open_sequences": self.open_sequences,
             "rss_bytes": psutil.Process().memory_info().rss,
             "tokens_per_second": self.tokens.per_second(),
             "batch_limit_sequences": self.batch_limit,
+            "max_batch_sequences": self.config.max_batch_sequences,
+            "duty_limit_percent": self.compute.duty_percent,
             "largest_logit_difference": self.finite_logit_difference,
             "clock_synchronised": self.config.tls.clock_synchronised,
             "timings_seconds": {"load": self.load_seconds, "warm_up": self.warm_up_seconds},
