@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping
@@ -236,7 +237,14 @@ def _ports(site: Site, document: Document) -> Iterator[Finding]:
 
 def _settings(site: Site, line_of: LineOf) -> Iterator[Finding]:
     pairs = (
-        ("guards", "temperature_low_celsius", "temperature_high_celsius", "below"),
+        ("guards.thermal", "low_celsius", "high_celsius", "below"),
+        ("guards.thermal", "high_celsius", "urgent_celsius", "at most"),
+        ("guards.thermal", "urgent_celsius", "critical_celsius", "below"),
+        ("guards.memory", "critical_available_percent", "least_available_percent", "at most"),
+        ("guards.memory", "least_available_percent", "recovered_available_percent", "at most"),
+        ("guards.memory", "gpu_recovered_percent", "gpu_memory_percent", "at most"),
+        ("guards.clock", "offset_milliseconds", "step_milliseconds", "at most"),
+        ("guards.surroundings", "disk_percent", "disk_full_percent", "below"),
         ("timing", "ring_ping_seconds", "ring_silence_least_seconds", "below"),
         ("timing", "ring_silence_least_seconds", "ring_silence_seconds", "at most"),
         ("timing", "heartbeat_seconds", "ring_silence_seconds", "below"),
@@ -245,10 +253,12 @@ def _settings(site: Site, line_of: LineOf) -> Iterator[Finding]:
         ("gateway", "first_token_timeout_seconds", "request_timeout_seconds", "at most"),
     )
     for section, low, high, relation in pairs:
-        small, large = getattr(getattr(site, section), low), getattr(getattr(site, section), high)
+        path = tuple(section.split("."))
+        values = functools.reduce(getattr, path, site)
+        small, large = getattr(values, low), getattr(values, high)
         if small > large or (relation == "below" and small == large):
-            line = line_of((section, high))
-            yield (section, low), f"{small:g} must be {relation} {section}.{high} ({large:g}, line {line})"
+            line = line_of((*path, high))
+            yield (*path, low), f"{small:g} must be {relation} {section}.{high} ({large:g}, line {line})"
     names: dict[str, int] = {}
     for index, key in enumerate(site.gateway.api_keys):
         first = names.setdefault(key.name, index)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, SecretStr, Tag, field_serializer
+from pydantic import BeforeValidator, Discriminator, Field, SecretStr, Tag, field_serializer
 
+from fleet.inventory.guards import Guards
+from fleet.inventory.section import Section
 from fleet.inventory.syntax import address, debian_package, jump_hosts, mac_address, python_version, reference_only
 
 MAX_BOXES = 512  # a site has 3 to 60; the bound keeps checks and messages quick whatever a file says
@@ -25,12 +27,6 @@ Layers = Annotated[
     Annotated[Literal["auto"], Tag("<auto>")] | Annotated[dict[Name, str], Tag("<ranges>")],
     Discriminator(lambda value: "<ranges>" if isinstance(value, dict) else "<auto>"),
 ]
-
-
-class Section(BaseModel):
-    """A mapping of the inventory: unknown keys are errors, values never change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Role(str, Enum):
@@ -252,16 +248,6 @@ class Timing(Section):
     )
 
 
-class Guards(Section):
-    """Thresholds of the watchdog guards."""
-
-    temperature_high_celsius: float = Field(default=80.0, description="lower the batch above it")
-    temperature_low_celsius: float = Field(default=70.0, description="restore it below")
-    leak_mb_per_hour: float = Field(default=10.0, gt=0, description="growth of a process that counts as a leak")
-    clock_offset_milliseconds: float = Field(default=1.0, gt=0, description="largest offset from the time server")
-    gpu_memory_percent: float = Field(default=85.0, gt=0, le=100, description="above it the box sheds load")
-
-
 class Site(Section):
     """A whole inventory. Relative paths start from the inventory file's directory."""
 
@@ -296,4 +282,4 @@ class Site(Section):
     gateway: Gateway = Field(default=Gateway(), description="the API's clients and limits")
     rollout: Rollout = Field(default=Rollout(), description="how provisioning walks over the boxes")
     timing: Timing = Field(default=Timing(), description="deadlines and periods")
-    guards: Guards = Field(default=Guards(), description="thresholds of the watchdog guards")
+    guards: Guards = Field(default=Guards(), description="the watchdog guards")

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from fleet.inventory.model import Box, Section, Site
+from fleet.inventory.model import Box, Site
+from fleet.inventory.section import Section
 from fleet.inventory.sitefile import KeyPath
 
 ENTRY = "NAME"  # stands for the name of an entry, as in boxes.NAME.address

@@ -17,12 +17,13 @@ PORTS_FILE = "ports.json"
 PORT_SEARCH = 1000  # ports tried above the wanted one before giving up
 HIGHEST_PORT = 65535
 PORT_ROLES = {
-    "ring": Role.STAGE,
-    "metrics": Role.STAGE,
-    "gateway": Role.GATEWAY,
-    "gateway_loopback": Role.GATEWAY,
-    "coordinator": Role.COORDINATOR,
-    "coordinator_http": Role.COORDINATOR,
+    "ring": {Role.STAGE},
+    "metrics": {Role.STAGE},
+    "gateway": {Role.GATEWAY},
+    "gateway_loopback": {Role.GATEWAY},
+    "coordinator": {Role.COORDINATOR},
+    "coordinator_http": {Role.COORDINATOR},
+    "guards": set(Role),
 }
 
 
@@ -36,6 +37,7 @@ class BoxPorts:
     gateway_loopback: int = 0
     coordinator: int = 0
     coordinator_http: int = 0
+    guards: int = 0
 
 
 def is_free(port: int) -> bool:
@@ -80,7 +82,7 @@ def choose_ports(
 
     chosen: dict[str, BoxPorts] = {}
     for name, box in site_file.site.boxes.items():
-        numbers = {port: getattr(wanted, port) if role in box.roles else 0 for port, role in PORT_ROLES.items()}
+        numbers = {port: getattr(wanted, port) if roles & set(box.roles) else 0 for port, roles in PORT_ROLES.items()}
         if box.connection == "local":
             kept = asdict(known[name]) if name in known else {}
             numbers = {port: take(number, kept.get(port, 0)) if number else 0 for port, number in numbers.items()}

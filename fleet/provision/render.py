@@ -25,12 +25,21 @@ from fleet.provision.desired import (
 from fleet.provision.ports import BoxPorts
 from fleet.provision.release import Library, content_of, release_tree
 from fleet.provision.render_bundle import BundleView, locks_of
-from fleet.provision.render_etc import SiteView, coordinator_config, gateway_config, pipeline_of, stage_config, to_bytes
+from fleet.provision.render_etc import (
+    SiteView,
+    coordinator_config,
+    gateway_config,
+    guards_config,
+    pipeline_of,
+    stage_config,
+    to_bytes,
+)
 from fleet.provision.render_layout import SERVICE_USER, BoxLayout, alternative_names, layout_of
 from fleet.provision.render_programs import (
     CONTROL_THREADS,
     COORDINATOR,
     GATEWAY,
+    GUARDS,
     STAGE,
     ProgramNeeds,
     digest,
@@ -157,6 +166,9 @@ def _configurations(inputs: RenderInputs, box: str, layout: BoxLayout) -> dict[s
         found[COORDINATOR] = to_bytes(coordinator_config(view, box, layout))
     if Role.GATEWAY in roles and inputs.specs:
         found[GATEWAY] = to_bytes(gateway_config(view, box, layout))
+    if found:
+        config = guards_config(view, box, pipeline=pipeline, programs=list(found), layout=layout)
+        found[GUARDS] = to_bytes(config)
     return found
 
 
@@ -186,6 +198,7 @@ def _supervisor(
             prefix=layout.prefix,
             config_path=layout.supervisor_config,
             user=SERVICE_USER,
+            socket=layout.supervisor_socket,
             stop_seconds=stop_seconds(site_file.site.timing) + SUPERVISOR_STOP_MARGIN_SECONDS,
         )
     own_options = _supervisor_config(layout, ())

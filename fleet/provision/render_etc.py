@@ -1,4 +1,4 @@
-"""`etc/stage.json`, `etc/coordinator.json` and `etc/gateway.json`, as docs/architecture.md lays them down. Pure.
+"""`etc/stage.json`, `etc/coordinator.json`, `etc/gateway.json` and `etc/guards.json`, as docs/architecture.md lays them down. Pure.
 
 None of them holds a plan. stage.json names no other stage either: where the neighbours are comes with the plan.
 """
@@ -6,10 +6,11 @@ None of them holds a plan. stage.json names no other stage either: where the nei
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fleet import RELEASED_UNIX_SECONDS
 from fleet.errors import ExitCode, FleetError
 from fleet.inventory.model import Role
 from fleet.inventory.sitefile import SiteFile
@@ -18,6 +19,7 @@ from fleet.planning.site import box_cost
 from fleet.planning.spec import PipelineSpec, box_to_json, spec_to_json
 from fleet.provision.ports import BoxPorts, coordinator_box
 from fleet.provision.render_layout import CLOCK_SYNCHRONISED_FILE, BoxLayout, listen_host
+from fleet.provision.render_programs import stop_seconds
 
 PREFILL_CHUNK_TOKENS = 128  # a long prompt holds up the others' next token for one such chunk at most
 KV_BLOCK_TOKENS = 64  # a sequence's KV cache grows by so much
@@ -173,6 +175,50 @@ def gateway_config(view: SiteView, box: str, layout: BoxLayout) -> dict[str, Any
         "resume_max_seconds": gateway.resume_max_seconds,
         "resume_max_streams": gateway.resume_max_streams,
         "timing": _ring_timing(view.site_file),
+    }
+
+
+def guards_config(
+    view: SiteView, box: str, *, pipeline: str | None, programs: Sequence[str], layout: BoxLayout
+) -> dict[str, Any]:
+    """`etc/guards.json` of a box.
+
+    Args:
+        pipeline: of its stage, None without one. programs: that supervisord runs there beside the guards.
+    """
+    site, ports = view.site_file.site, view.ports[box]
+    settings = site.guards.model_dump()
+    observe = settings.pop("observe")
+    at = view.listen(box, layout, 0)["host"]
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(at, at)  # noqa: S104 - where to ask, not where to listen
+    ways: dict[str, dict[str, Any]] = {
+        "stage": {"admin_socket": layout.stage_socket},
+        "coordinator": {"https": {"host": here, "port": ports.coordinator_http}},
+        "gateway": {"http": {"host": "127.0.0.1", "port": ports.gateway_loopback}},
+    }
+    coordinator = None
+    if pipeline is not None:
+        name = coordinator_box(view.site_file)
+        port = view.ports[name].coordinator_http
+        coordinator = {"box": name, "host": site.boxes[name].address, "port": port}
+    return view.common(box, layout) | {
+        "schema": 1,
+        "listen": view.listen(box, layout, ports.guards),
+        "state_directory": layout.state_of("guards"),
+        "supervisor_socket": layout.supervisor_socket,
+        "programs": [{"name": name, **ways[name]} for name in programs],
+        "stage": None if pipeline is None else {"admin_socket": layout.stage_socket, "pipeline": pipeline},
+        "coordinator": coordinator,
+        "log_directory": layout.log,
+        "directories": [layout.prefix],
+        "time_servers": list(site.time_servers),
+        "build_unix_seconds": float(RELEASED_UNIX_SECONDS),
+        "link_mbit_per_second": site.boxes[box].link_mbit_per_second,
+        "mac": site.boxes[box].mac,
+        "stop_seconds": float(stop_seconds(site.timing)),
+        "ready_seconds": site.timing.health_gate_seconds,
+        "observe": observe,
+        "settings": settings,
     }
 
 

@@ -21,13 +21,22 @@ KILL_MARGIN_SECONDS = 5  # SIGKILL follows so long after a drain's end
 CONTROL_THREADS = 1  # coordinator and gateway compute nothing
 STAGE_HEALTHY = ("loaded", "ready")  # "ready" needs a plan and the neighbours: that is the site's gate, not the box's
 
-STAGE, COORDINATOR, GATEWAY = "stage", "coordinator", "gateway"
-LOCKS = {STAGE: STAGE_LOCK, COORDINATOR: CONTROL_LOCK, GATEWAY: CONTROL_LOCK}
+STAGE, COORDINATOR, GATEWAY, GUARDS = "stage", "coordinator", "gateway", "guards"
+# Guards run in whichever environment the box has anyhow: both locks hold what they need.
+LOCKS = {
+    STAGE: (STAGE_LOCK,),
+    COORDINATOR: (CONTROL_LOCK,),
+    GATEWAY: (CONTROL_LOCK,),
+    GUARDS: (STAGE_LOCK, CONTROL_LOCK),
+}
 MODULES = {
     STAGE: ("stage_runtime",),
     COORDINATOR: ("fleet.cli.main", "coordinator"),
     GATEWAY: ("fleet.cli.main", "gateway"),
+    GUARDS: ("guards",),
 }
+# glibc gives each thread a heap of its own, which a dozen threads that do little would fill with holes
+GUARDS_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 
 
 @dataclass(frozen=True)
@@ -50,15 +59,20 @@ def stop_seconds(timing: Timing) -> int:
     return math.ceil(timing.drain_seconds) + KILL_MARGIN_SECONDS
 
 
+def environment_of(name: str, environments: Mapping[str, EnvironmentSpec]) -> EnvironmentSpec:
+    """The environment that a program runs in."""
+    return next(environments[lock] for lock in LOCKS[name] if lock in environments)
+
+
 def program(
     name: str, layout: BoxLayout, environments: Mapping[str, EnvironmentSpec], timing: Timing, threads: int
 ) -> Program:
     """supervisord's section of a program.
 
     Args:
-        name: STAGE, COORDINATOR or GATEWAY. environments: of the box, by lock.
+        name: STAGE, COORDINATOR, GATEWAY or GUARDS. environments: of the box, by lock.
     """
-    python = f"{environments[LOCKS[name]].path}/bin/python"
+    python = f"{environment_of(name, environments).path}/bin/python"
     return Program(
         name=name,
         argv=(python, "-m", *MODULES[name], "--config", f"{layout.etc}/{name}.json"),
@@ -68,6 +82,7 @@ def program(
             "PYTHONNOUSERSITE": "1",
             "PYTHONPATH": f"{layout.prefix}/current/lib",
             "PYTHONUNBUFFERED": "1",
+            **(GUARDS_ENVIRONMENT if name == GUARDS else {}),
         },
         log_file=f"{layout.log}/{name}.log",
         user=layout.user,
@@ -88,7 +103,7 @@ def program_spec(
             "stop_seconds": section.stop_seconds,
             "configuration": hashlib.sha256(needs.configuration).hexdigest(),
             "library": needs.library,
-            "environment_path": environments[LOCKS[section.name]].path,
+            "environment_path": environment_of(section.name, environments).path,
             "ca": needs.ca,
             "api_keys": needs.secrets,
         }

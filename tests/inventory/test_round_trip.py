@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleet.inventory.model import Guards, Timing
+from fleet.inventory.guards import Guards
+from fleet.inventory.model import Timing
 from fleet.inventory.schema import in_words
 from fleet.inventory.sitefile import SiteFile
 
@@ -81,8 +82,21 @@ def without_nulls(value: Any) -> Any:
 
 def test_units_are_in_the_names() -> None:
     """Every number of the timing and guards sections says its unit."""
-    units = ("_seconds", "_celsius", "_per_hour", "_milliseconds", "_percent")
-    for section in (Timing, Guards):
+    units = (
+        "_seconds",
+        "_hours",
+        "_years",
+        "_celsius",
+        "_per_hour",
+        "_per_day",
+        "_milliseconds",
+        "_percent",
+        "_ppm",
+        "_mb",
+    )
+    counts = ("local_stratum", "silent_rounds", "stopped_rounds", "down_rounds")
+    guards = [info.annotation for name, info in Guards.model_fields.items() if name != "observe"]
+    for section in (Timing, *guards):
         for name, info in section.model_fields.items():
             assert in_words(info.annotation) == "number"
-            assert name.endswith(units)
+            assert name.endswith(units) or name in counts
