@@ -1,4 +1,4 @@
-"""`etc/stage.json`, `etc/coordinator.json`, `etc/gateway.json` and `etc/guards.json`, as docs/architecture.md lays them down. Pure.
+"""`etc/*.json` of the programs of a box, as docs/architecture.md lays them down. Pure.
 
 None of them holds a plan. stage.json names no other stage either: where the neighbours are comes with the plan.
 """
