@@ -50,7 +50,7 @@ async def ask_site(endpoints: Endpoints, context: ssl.SSLContext) -> SiteAnswers
     """
     connector = aiohttp.TCPConnector(ssl=context, limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
-        one_by_one = [_ask(session, endpoint, "/health") for endpoint in endpoints.stages.values()]
+        one_by_one = [ask(session, endpoint, "/health") for endpoint in endpoints.stages.values()]
         *stages, gateway, coordinator = await asyncio.gather(
             *one_by_one,
             _ask_if_there(session, endpoints.gateway, "/health"),
@@ -61,11 +61,11 @@ async def ask_site(endpoints: Endpoints, context: ssl.SSLContext) -> SiteAnswers
 
 
 async def _ask_if_there(session: aiohttp.ClientSession, endpoint: Endpoint | None, path: str) -> Answer | None:
-    return None if endpoint is None else await _ask(session, endpoint, path)
+    return None if endpoint is None else await ask(session, endpoint, path)
 
 
-async def _ask(session: aiohttp.ClientSession, endpoint: Endpoint, path: str) -> Answer:
-    """One GET; 503 with a document is an answer."""
+async def ask(session: aiohttp.ClientSession, endpoint: Endpoint, path: str) -> Answer:
+    """One GET with its own deadline; 503 with a document is an answer."""
     timeout = aiohttp.ClientTimeout(total=HEALTH_DEADLINE_SECONDS)
     where = f"{endpoint.host}:{endpoint.port}"
     try:

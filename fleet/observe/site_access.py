@@ -6,7 +6,7 @@ import json
 import os
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -37,11 +37,12 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Endpoints:
-    """The ports a site really uses. `stages` is in inventory order; `coordinator` is its HTTP port."""
+    """The ports a site really uses. `stages` and `guards` are in inventory order; `coordinator` is its HTTP port."""
 
     gateway: Endpoint | None
     coordinator: Endpoint | None
     stages: Mapping[str, Endpoint]
+    guards: Mapping[str, Endpoint] = field(default_factory=dict)
 
 
 def connect_reason(error: aiohttp.ClientConnectorError) -> str:
@@ -69,6 +70,7 @@ def load_endpoints(site_file: SiteFile) -> Endpoints:
             _optional(data.get("gateway")),
             _optional(data["coordinator"]),
             {box: _endpoint(entry) for box, entry in data["stages"].items()},
+            {box: _endpoint(entry) for box, entry in data.get("guards", {}).items()},  # none in older files
         )
     except FileNotFoundError:
         raise FleetError(
