@@ -65,6 +65,10 @@ class StageClient:
         """Take no new sequences, or take them again; ActionFailed if it does not obey."""
         self._order({"op": "shed", "shedding": shedding})
 
+    def tell(self, state: str, temperature_celsius: float | None) -> None:
+        """How the box stands, for the stage's heartbeats; ActionFailed if it does not take it."""
+        self._order({"op": "guards", "state": state, "temperature_celsius": temperature_celsius})
+
     def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """One request, one answer.
 

@@ -91,8 +91,8 @@ def last_failures(state_directory: Path) -> tuple[str, ...]:
 def endpoints(site_file: SiteFile, ports: Mapping[str, BoxPorts]) -> dict[str, Any]:
     """Where the operator's verbs find gateway, coordinator and stages: `<state>/endpoints.json`.
 
-    `stages` are the metrics ports (health over mutual TLS), `guards` the ports of the guards, `coordinator` its HTTP port, null where the site has only
-    external engines; `gateway_loopback` is null unless it is this machine's.
+    `stages` are the metrics ports (health over mutual TLS), `guards` those of the guards, `coordinator` its HTTP port,
+    null where the site has only external engines; `gateway_loopback` is null unless it is this machine's.
     """
     site = site_file.site
 
