@@ -15,6 +15,8 @@ from tests.lab.settings import DEFAULT_DISK_MIB, Shape
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+HOUR_SECONDS = 3600.0
+MEGABYTE = 1e6
 EXAMPLES = """examples (as root):
   python -m tests.lab up 3                     box1, box2, box3 and control
   python -m tests.lab ssh box1                 a shell; with words after it, one command
@@ -118,6 +120,10 @@ def _shape(box: LabBox, options: argparse.Namespace) -> None:
     box.unshape() if shape == Shape() else box.shape(shape)
 
 
+def _leak(box: LabBox, options: argparse.Namespace) -> None:
+    box.leak(options.mb_per_hour * MEGABYTE / HOUR_SECONDS)
+
+
 def parser() -> argparse.ArgumentParser:
     """All verbs and their options."""
     raw = argparse.RawDescriptionHelpFormatter
@@ -157,6 +163,8 @@ def parser() -> argparse.ArgumentParser:
         shaping.add_argument(option, type=float, default=0.0, metavar="NUMBER", help=text)
     skewing = verb("skew", "shift its wall clock", _fault(lambda box, options: box.clock_skew(options.seconds)))
     skewing.add_argument("seconds", type=float, help="e.g. +3600 or -5.5; 0 for none")
+    leaking = verb("leak", "let its stage leak, once it has been started anew", _fault(_leak))
+    leaking.add_argument("mb_per_hour", type=float, help="in 10^6 bytes; 0 ends it")
     memory = verb("mem", "cap its memory", _fault(lambda box, options: box.memory_limit(options.mib << 20 or None)))
     memory.add_argument("mib", type=int, metavar="MIB", help="0 for no cap")
     return top

@@ -15,13 +15,17 @@ from tests.lab.settings import Shape
 CLOCK_SHIM = "/usr/local/lib/fleet-lab-skew.so"
 CLOCK_OFFSET = "/etc/clock-skew"
 PRELOAD = "/etc/ld.so.preload"
+LEAK_SHIM = "/usr/local/lib/fleet-lab-leak.so"
+LEAK_RATE = "/etc/leak-rate"
 CLOCK_OFFSET_WIDTH = 31  # fixed, because running programs have the file mapped
 FAKE_GPU_STATE = "/run/fake-gpu"
 FAKE_GPU_LIBRARY = "/usr/lib/libnvidia-ml.so.1"
 FAKE_GPU_COMMAND = "/usr/local/bin/nvidia-smi"
 FAKE_KERNEL_LOG = "/run/fake-kmsg"
 DISK_FILLER = "/var/tmp/fleet-lab-filler"
-LAB_FILES = frozenset({CLOCK_SHIM, CLOCK_OFFSET, PRELOAD, FAKE_GPU_LIBRARY, FAKE_GPU_COMMAND, DISK_FILLER})
+LAB_FILES = frozenset({
+    CLOCK_SHIM, CLOCK_OFFSET, LEAK_SHIM, LEAK_RATE, PRELOAD, FAKE_GPU_LIBRARY, FAKE_GPU_COMMAND, DISK_FILLER,
+})  # fmt: skip
 
 _OOM_CONSTRAINT = re.compile(r"oom-kill:.*oom_memcg=(?P<cgroup>[^,]+),.*pid=(?P<pid>[0-9]+)")
 _OOM_KILLED = re.compile(r"Killed process (?P<pid>[0-9]+) ")
@@ -39,8 +43,10 @@ class BoxFaults(BoxBase):
         self.memory_limit(None)
         self.cpu_quota(None)
         self.disk_unfill()
-        if self.inside(PRELOAD).exists():
+        if self.inside(CLOCK_OFFSET).exists():
             self.clock_skew(0.0)
+        if self.inside(LEAK_RATE).exists():
+            self.leak(0.0)
 
     # --- cable ---
 
@@ -125,6 +131,24 @@ class BoxFaults(BoxBase):
         """End the hang."""
         cgroups.freeze(self.settings.cgroups, frozen=False)
 
+    def leak(self, bytes_per_second: float) -> None:
+        """Let the stage leak at this rate, for good; 0 ends it. Live in a stage that was started after the first call.
+
+        Raises:
+            LabError: the box is off, or gcc is missing on the host.
+        """
+        installed = self.inside(LEAK_SHIM).exists()
+        self.write_file(LEAK_RATE, f"{bytes_per_second:.0f}\n")
+        if not installed:
+            self.write_file(LEAK_SHIM, native.library("leak").read_bytes(), mode=0o755)
+            self._preload(LEAK_SHIM)
+
+    def _preload(self, shim: str) -> None:
+        """Load a library into every program that starts from now on."""
+        file = self.inside(PRELOAD)
+        loaded = file.read_text(encoding="ascii").split() if file.exists() else []
+        self.write_file(PRELOAD, "".join(f"{name}\n" for name in [*loaded, shim]))
+
     # --- disk ---
 
     def disk_fill(self, leave_bytes: int = 0) -> None:
@@ -158,12 +182,12 @@ class BoxFaults(BoxBase):
         Raises:
             LabError: the box is off, or gcc is missing on the host.
         """
-        if self.inside(PRELOAD).exists():
+        if self.inside(CLOCK_OFFSET).exists():
             return
         shim = native.library("skew").read_bytes()
         self.write_file(CLOCK_OFFSET, _offset_text(0.0))
         self.write_file(CLOCK_SHIM, shim, mode=0o755)
-        self.write_file(PRELOAD, CLOCK_SHIM + "\n")
+        self._preload(CLOCK_SHIM)
         self.exec(["systemctl", "daemon-reexec"])
         self.exec(["systemctl", "restart", "systemd-journald", "ssh"])
 

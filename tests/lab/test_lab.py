@@ -196,6 +196,22 @@ def test_clock_of_one_box_is_shifted_and_can_be_set_from_inside(box: LabBox) -> 
     assert abs(float(box.ssh(["date", "+%s"]).stdout) - time.time()) < SKEW_TOLERANCE_SECONDS
 
 
+def test_only_a_stage_leaks_and_at_the_rate_that_was_set(box: LabBox) -> None:
+    """Two seconds at 100 MB/s in a program that is called like the stage, and in one that is not."""
+    box.leak(100_000_000)
+    read = (
+        "import re, time; time.sleep(2); print(re.findall(r'RssAnon:\\s+(\\d+)', open('/proc/self/status').read())[0])"
+    )
+    try:
+        leaking, plain = (
+            int(box.exec(["python3", "-c", read, *words]).stdout) for words in (["stage_runtime"], ["stage"])
+        )
+    finally:
+        box.leak(0)
+    assert plain < 50_000
+    assert 100_000 < leaking < 2_000_000
+
+
 def test_fake_heat_is_live(box: LabBox) -> None:
     box.set_temperature("cpu-thermal", 93.5)
     box.set_temperature("gpu-thermal", 40)

@@ -23,11 +23,12 @@ STOP_DEADLINE_SECONDS = 30.0
 
 SUPERVISOR_SOCKET = "/run/fleet/supervisor.sock"
 _ACTIVE_ETC = b"/opt/fleet/current/etc/"
-ProgramName = Literal["stage", "coordinator", "gateway"]
+ProgramName = Literal["stage", "coordinator", "gateway", "guards"]
 _WORDS: dict[ProgramName, list[bytes]] = {
     "stage": [b"-m", b"stage_runtime"],
     "coordinator": [b"-m", b"fleet.cli.main", b"coordinator"],
     "gateway": [b"-m", b"fleet.cli.main", b"gateway"],
+    "guards": [b"-m", b"guards"],
 }
 
 

@@ -13,7 +13,7 @@ from tests.lab.lab import Lab, LabBox
 from tests.site import faults
 from tests.site.askers import MODEL, OfficialClient, ResumingClient
 from tests.site.judge import MOST_DIFFERENCE, MOST_NEAR_TIES, Comparison, Judge, Reference
-from tests.site.streams import FLOWING_TOKENS, MAX_TOKENS, PROMPTS, Prompt, Run, run_streams
+from tests.site.streams import ENOUGH_DEADLINE_SECONDS, FLOWING_TOKENS, MAX_TOKENS, PROMPTS, Prompt, Run, run_streams
 from tests.site.watch import Event, Watch
 
 PHASES = ("detect", "plan", "prepare", "commit", "ring")
@@ -56,6 +56,7 @@ class Healing:
         *,
         fault: Callable[[], Any] | None = None,
         until: Callable[[], bool] | None = None,
+        until_seconds: float = ENOUGH_DEADLINE_SECONDS,
         resumable: bool = False,
         after_tokens: int = FLOWING_TOKENS,
         prompts: Sequence[Prompt] | None = None,
@@ -69,6 +70,7 @@ class Healing:
                 prompts=prompts or self.prompts,
                 fault=fault,
                 until=end,
+                until_seconds=until_seconds,
                 after_tokens=after_tokens,
                 max_tokens=self.max_tokens,
             )

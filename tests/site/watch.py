@@ -164,6 +164,33 @@ class Watch:
         families = text_string_to_metric_families(self._stage(box, "/metrics").decode())
         return next(family.samples[0].value for family in families if family.name == name)
 
+    def guards(self, box: str) -> dict[str, Any]:
+        """What a box's guards say of it: `/v1/guards`."""
+        spec = self.site_file.site
+        return dict(json.loads(self._get(spec.boxes[box].address, spec.ports.guards, "/v1/guards")))
+
+    def guards_metrics(self, box: str) -> str:
+        """A scrape of a box's guards."""
+        spec = self.site_file.site
+        return self._get(spec.boxes[box].address, spec.ports.guards, "/metrics").decode()
+
+    def finding(self, box: str, guard: str, part: str) -> dict[str, Any] | None:
+        """What a guard finds of one part; None if it has no such part (yet)."""
+        findings = self.guards(box)["guards"][guard]["findings"]
+        return next((finding for finding in findings if finding["part"] == part), None)
+
+    def wait_for_finding(self, box: str, guard: str, part: str, *states: str, seconds: float) -> dict[str, Any]:
+        """A guard's finding of a part, once it is in one of these states."""
+        found: list[dict[str, Any]] = []
+
+        def seen() -> bool:
+            finding = self.finding(box, guard, part)
+            found[:] = [finding] if finding is not None and finding["state"] in states else []
+            return bool(found)
+
+        self.wait(seen, f"{box}: {guard}/{part} is {' or '.join(states)}", seconds)
+        return found[0]
+
     def largest_logit_difference(self) -> float | None:
         """δ of the newest probe of the rings that run now."""
         known = [self._difference_of(box) for box in self.boxes]
