@@ -8,7 +8,7 @@ TORCH  := torch==2.13.0
 INVENTORY ?= inventory/local.yaml
 QUESTION  ?= Why is the sky blue? Answer in two sentences.
 
-.PHONY: demo demo-down test lint soak soak-golden soak-ring soak-heal bench venv clean golden
+.PHONY: demo demo-down test lint soak soak-golden soak-ring soak-heal soak-guards bench venv clean golden
 .PHONY: help
 .DEFAULT_GOAL := help
 
@@ -73,7 +73,7 @@ test: $(VENV)/.test lint
 	@if [ "$$(id -u)" != 0 ]; then echo "NOT RUN: the tests on lab boxes need root (sudo make test); everything else ran."; fi
 
 # long lists, one target a room; finished cases are kept in build/soak/<room>.jsonl and left out the next time
-soak: soak-golden soak-ring soak-heal
+soak: soak-golden soak-ring soak-heal soak-guards
 
 soak-golden: $(VENV)/.test
 	@$(BIN)/pytest -m soak tests/golden $(PYTEST_ARGS); code=$$?; [ $$code = 5 ] && echo "every case has passed at this commit" || exit $$code
@@ -86,6 +86,10 @@ soak-heal: $(VENV)/.test
 	@if [ "$$(id -u)" != 0 ]; then echo "the lab of real boxes needs root: sudo make soak-heal" >&2; exit 1; fi
 	@$(BIN)/python -m tests.lab.packages
 	@$(BIN)/pytest -m soak tests/site $(PYTEST_ARGS); code=$$?; [ $$code = 5 ] && echo "every case has passed at this commit" || exit $$code
+
+# simulated boxes and leaks, with fresh seeds; the figures of each are kept in build/soak/guards-figures.jsonl
+soak-guards: $(VENV)/.test
+	@$(BIN)/pytest -m soak tests/guards $(PYTEST_ARGS); code=$$?; [ $$code = 5 ] && echo "every case has passed at this commit" || exit $$code
 
 # about five minutes on a quiet machine; finished rounds lie in build/benchmarks/, BENCH_ARGS=--fresh measures them again
 bench: $(VENV)/.test

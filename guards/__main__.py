@@ -70,7 +70,10 @@ def _observe(*, as_json: bool) -> int:
 
 def _run(config: GuardsConfig) -> int:
     house = house_of(config, Roots())
-    collector = BoardCollector(house.board, house.keeper.left)
+    keeper = house.keeper
+    collector = BoardCollector(
+        house.board, keeper.left, trouble=lambda: keeper.trouble, write_seconds=lambda: keeper.write_seconds
+    )
 
     def status() -> tuple[bool, dict[str, Any]]:
         return True, _status(house, config.site, config.box)
@@ -99,7 +102,7 @@ def _run(config: GuardsConfig) -> int:
     signal.signal(signal.SIGINT, stop)
     server.start()
     try:
-        house.runner.run()
+        house.runner.run(house.helpers)
     finally:
         server.close()
     return int(ExitCode.OK)

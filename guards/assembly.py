@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fleet.provision.agent.rpc import SupervisorRpc
+from guards.beat import FILE_NAME as BEAT_FILE_NAME
+from guards.beat import Beating
 from guards.board import Board
 from guards.budgets import Budget
 from guards.clock.guard import ClockGuard
@@ -27,13 +29,14 @@ from guards.performer import Performer, ProgramRepairs
 from guards.post import Post
 from guards.restarts import LeaseRefused, Leases, Restarts, RestartTiming
 from guards.roots import Roots
-from guards.runner import Runner
+from guards.runner import Helper, Runner
 from guards.settings import GuardSettings
 from guards.stage_client import NoStage, StageClient
 from guards.store import Store
 from guards.surroundings.guard import SurroundingsGuard
 from guards.surroundings.guard import budgets as surroundings_budgets
 from guards.surroundings.links import Nominal
+from guards.telling import Telling
 from guards.thermal.guard import ThermalGuard
 
 HEALTHY_STATES = ("loaded", "ready")  # of a stage: "ready" needs a plan, which is the coordinator's to give
@@ -45,6 +48,7 @@ class House:
 
     Attributes:
         settings: of them. observe: nothing is done, only said.
+        helpers: that run beside the guards: the sign of life, and who tells the stage, which is told in any case.
     """
 
     settings: GuardSettings
@@ -52,6 +56,7 @@ class House:
     keeper: Keeper
     board: Board
     runner: Runner
+    helpers: tuple[Helper, ...] = ()
 
 
 class NoLeases:
@@ -69,7 +74,7 @@ def house_of(config: GuardsConfig, roots: Roots) -> House:
     stage = NoStage() if config.stage is None else StageClient(config.stage.admin_socket)
     probes = {program.name: probe for program in config.programs if (probe := _probe(program, settings)) is not None}
     guards: list[Guard[Any, Any]] = [
-        ThermalGuard(roots, settings.thermal, stage),
+        ThermalGuard(roots, settings.thermal, stage, config.run_directory),
         MemoryGuard(settings.memory, roots, stage),
         ClockGuard(
             settings,
@@ -98,7 +103,12 @@ def house_of(config: GuardsConfig, roots: Roots) -> House:
         timing=RestartTiming(config.stop_seconds, config.ready_seconds),
         healthy=lambda name: _healthy(name, supervisor, probes),
     )
-    return _house(settings, guards, keeper, board, None if config.observe else restarts)
+    house = _house(settings, guards, keeper, board, None if config.observe else restarts)
+    path, runner = config.run_directory / BEAT_FILE_NAME, house.runner
+    helpers: list[Helper] = [Beating(path, lambda: runner.round_seconds, runner.allowed_seconds)]
+    if isinstance(stage, StageClient):
+        helpers.append(Telling(stage, board))
+    return replace(house, helpers=tuple(helpers))
 
 
 def house_without_configuration(roots: Roots) -> House:

@@ -4,6 +4,7 @@ but the last events."""
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -11,13 +12,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from guards.findings import Action, Finding, State
+from guards.findings import Action, Finding, State, Value
 
 log = logging.getLogger(__name__)
 
 MOST_EVENTS = 200
 # The same thing again within it is counted, and no event of its own: a refused restart is decided anew every round.
 REPEAT_SECONDS = 600.0
+
+# Of these kinds, texts that differ in figures alone ("for 61 s", "for 63 s") are the same thing again.
+SAME_BUT_FOR_FIGURES = frozenset({"refused", "failed", "would", "crash", "hang"})
+_FIGURES = re.compile(r"\d+(\.\d+)?")
+LARGEST_FIGURE = 2**63  # what is larger no sensor has measured
 
 Kind = Literal["state", "done", "failed", "refused", "would", "crash", "hang", "store"]
 KINDS: tuple[Kind, ...] = ("state", "done", "failed", "refused", "would", "crash", "hang", "store")
@@ -87,6 +93,7 @@ class Board:
 
     def round_ended(self, guard: str, findings: tuple[Finding, ...], round_seconds: float) -> None:
         """A guard has looked and judged; parts whose state is another one now make an event."""
+        findings = tuple(presentable(finding) for finding in findings)
         with self._lock:
             before = self._standings[guard]
             self._standings[guard] = Standing(findings, before.rounds + 1, round_seconds, self._monotonic())
@@ -103,14 +110,14 @@ class Board:
 
     def event(self, guard: str, kind: Kind, text: str) -> None:
         """Take down what happened: log line, counter and event."""
-        now = self._running_seconds()
+        now, text = self._running_seconds(), _encodable(text)
         with self._lock:
             self._counts[guard, kind] += 1
             for place in range(len(self._events) - 1, -1, -1):
                 known = self._events[place]
                 if now - known.running_seconds >= REPEAT_SECONDS:
                     break
-                if (known.guard, known.kind, known.text) == (guard, kind, text):
+                if (known.guard, known.kind) == (guard, kind) and _same(kind, known.text, text):
                     self._events[place] = replace(known, times=known.times + 1)
                     return
             self._events.append(Event(self._wall(), now, guard, kind, text))
@@ -130,3 +137,28 @@ class Board:
         """(guard, kind) → how often, since the start of the process; every pair is there from the start."""
         with self._lock:
             return dict(self._counts)
+
+
+def presentable(finding: Finding) -> Finding:
+    """A finding that every page can show: names of files and links may be bytes that are no text, and figures that are
+    none (NaN, infinite, larger than anything measured) are unknown. Pure."""
+    evidence = {key: _figure(value) for key, value in finding.evidence.items()}
+    return replace(finding, part=_encodable(finding.part), reason=_encodable(finding.reason), evidence=evidence)
+
+
+def _figure(value: Value) -> Value:
+    if isinstance(value, str):
+        return _encodable(value)
+    if value is None or isinstance(value, bool):
+        return value
+    return value if -LARGEST_FIGURE <= value <= LARGEST_FIGURE else None  # NaN is in no interval
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _same(kind: Kind, one: str, other: str) -> bool:
+    if kind not in SAME_BUT_FOR_FIGURES:
+        return one == other
+    return _FIGURES.sub("#", one) == _FIGURES.sub("#", other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +15,8 @@ from stage_runtime.link.tls import TlsIdentity
 SCHEMA = 1
 MAX_CONFIG_BYTES = 2**20
 MOST_PROGRAMS = 64
+LEAST_PERIOD_SECONDS = 0.1  # a guard without a pause would take a whole core
+LARGEST_NUMBER = 1e12  # beyond any second since 1970, byte rate or temperature
 
 T = TypeVar("T")
 
@@ -94,6 +95,11 @@ class GuardsConfig:
     observe: bool
     settings: GuardSettings
 
+    @property
+    def run_directory(self) -> Path:
+        """Of what need not outlive a reboot: where supervisord's socket is; a tmpfs under systemd."""
+        return self.supervisor_socket.parent
+
 
 def load_config(path: Path) -> GuardsConfig:
     """Read the guards' configuration.
@@ -123,8 +129,8 @@ def _parse(whole: Section) -> GuardsConfig:
         log_directory=whole.path("log_directory"),
         directories=tuple(Path(each) for each in whole.texts("directories")),
         time_servers=tuple(whole.texts("time_servers")),
-        build_unix_seconds=_number(whole, "build_unix_seconds"),
-        link_mbit_per_second=_number(whole, "link_mbit_per_second"),
+        build_unix_seconds=_number(whole, "build_unix_seconds", "build_unix_seconds"),
+        link_mbit_per_second=_number(whole, "link_mbit_per_second", "link_mbit_per_second"),
         mac=whole.text("mac") if whole.optional("mac") else None,
         stop_seconds=whole.seconds("stop_seconds"),
         ready_seconds=whole.seconds("ready_seconds"),
@@ -140,20 +146,25 @@ def parse_settings(section: Section) -> GuardSettings:
     made: dict[str, Any] = {}
     for name in parts:
         kind = type(getattr(GuardSettings(), name))
-        made[name] = _settings_of(kind, section.section(name))
+        made[name] = _settings_of(kind, section.section(name), f"settings.{name}")
     return GuardSettings(**made)
 
 
-def _settings_of(kind: type[T], section: Section) -> T:
+def _settings_of(kind: type[T], section: Section, where: str) -> T:
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     section.only(*names)
-    return kind(**{name: _number(section, name) for name in names})
+    settings = {name: _number(section, name, f"{where}.{name}") for name in names}
+    if settings["period_seconds"] < LEAST_PERIOD_SECONDS:
+        read = settings["period_seconds"]
+        raise ValueError(f"{where}.period_seconds: read {read:g}, expected at least {LEAST_PERIOD_SECONDS:g}")
+    return kind(**settings)
 
 
-def _number(section: Section, key: str) -> float:
+def _number(section: Section, key: str, where: str) -> float:
+    """A number that is not negative. where: dotted path of the key, for the complaint."""
     value = section.value(key)
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{key}: read {str(value)[:80]!r}, expected a number")
+    if type(value) not in (int, float) or not 0 <= value <= LARGEST_NUMBER:  # NaN is in no interval
+        raise ValueError(f"{where}: read {str(value)[:80]!r}, expected a number from 0 on")
     return float(value)
 
 

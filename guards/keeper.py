@@ -1,7 +1,12 @@
-"""Budgets, memories and the running clock together, for all threads of the guards; writes them down in time."""
+"""Budgets, memories and the running clock together, for all threads of the guards; has them written down in time.
+
+The disk is waited for by one who wants to pay from a budget, for a bounded time, and by nobody else: the lock here is
+never held meanwhile (`guards/writer.py`).
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -9,8 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from guards.budgets import Budget, Ledger
+from guards.deadline import DeadlineReader, Unreadable
 from guards.running_clock import RunningClock
 from guards.store import DamagedStore, Kept, Store
+from guards.writer import Writer
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +26,12 @@ log = logging.getLogger(__name__)
 SAVE_SECONDS = 60.0
 # A box that changes nothing is written so often all the same, for the running clock.
 IDLE_SAVE_SECONDS = 600.0
+# What must be durable before an action waits so long for it; then the action is not done. No guard's deadline is less.
+CHARGE_SECONDS = 5.0
+# supervisord kills what has not ended ten seconds after SIGTERM; the last state is worth a few of them.
+CLOSE_SECONDS = 3.0
+# A disk that is slow at boot is waited for; one that hangs must not keep the guards from beginning.
+LOAD_SECONDS = 10.0
 
 
 class BudgetSpent(Exception):
@@ -38,16 +51,30 @@ class Keeper:
         self, store: Store | None, budgets: Mapping[str, Budget], monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
+        self._writer = None if store is None else Writer(store)
         self._budgets = dict(budgets)
         self._monotonic = monotonic
-        self._lock = threading.Lock()
-        self.trouble = ""  # why nothing can be written down, for the status page
-        kept = self._load()
+        self._lock = threading.Lock()  # of what follows; nobody waits for anything while holding it
+        kept, self._unread = self._load()
         self.clock = RunningClock(kept.running_seconds, monotonic)
         self._ledger = kept.ledger
         self._memories = dict(kept.memories)
         self._saved_at = monotonic()
         self._changed = False
+        self._told = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be written down, or why what was kept could not be read until something is written; for
+        people. Empty if all is well."""
+        if self._writer is None:
+            return self._unread
+        return self._writer.trouble or ("" if self._writer.written else self._unread)
+
+    @property
+    def write_seconds(self) -> float:
+        """How long the write under way has taken so far; 0 if there is none."""
+        return 0.0 if self._writer is None else self._writer.under_way_seconds
 
     def memory(self, guard: str) -> Mapping[str, Any] | None:
         """What a guard gave the last time, or None."""
@@ -55,7 +82,13 @@ class Keeper:
             return self._memories.get(guard)
 
     def remember(self, guard: str, memory: Mapping[str, Any]) -> None:
-        """Take a guard's memory; written down within `SAVE_SECONDS` if it is another one."""
+        """Take a guard's memory; written down within `SAVE_SECONDS` if it is another one.
+
+        Raises:
+            ValueError, TypeError: it can't be written as JSON, e.g. for a NaN: that is this guard's fault, and must not
+                keep the memories and budgets of all from being written.
+        """
+        json.dumps(memory, allow_nan=False)
         with self._lock:
             if self._memories.get(guard) != memory:
                 self._memories[guard] = memory
@@ -77,33 +110,47 @@ class Keeper:
             self._check(name, self.clock.now_seconds())
 
     def charge(self, name: str, *, although_unwritten: bool = False) -> None:
-        """Pay for an action before it is done; durable when this returns, so no crash and no reboot forgets it.
+        """Pay for an action before it is done; durable when this returns, so no crash and no reboot forgets it. Takes
+        `CHARGE_SECONDS` at most.
 
         Args:
             although_unwritten: go on where the disk refuses to take it, as the action is what makes room.
 
         Raises:
-            BudgetSpent: nothing is left, or it can't be written down. KeyError: no such budget.
+            BudgetSpent: nothing is left, or it can't be written down: then it stays charged all the same, as it may yet
+                come to be written, unless the disk hung already. KeyError: no such budget.
         """
         budget, now = self._budgets[name], self.clock.now_seconds()
+        hung = self._writer is not None and self._writer.hung
+        if hung and not although_unwritten:
+            raise BudgetSpent(f"budget {name}: {self.trouble}")
         with self._lock:
             self._check(name, now)
-            self._ledger = self._ledger.charged(name, budget, now)  # stays charged in memory even if the disk refuses
-            self._save()
-            if self.trouble and not although_unwritten:
-                raise BudgetSpent(f"budget {name}: {self.trouble}")
+            self._ledger = self._ledger.charged(name, budget, now)
+            number = self._offer()
+        if self._writer is None or hung:
+            return
+        failure = self._writer.wait(number, CHARGE_SECONDS)
+        if failure and not although_unwritten:
+            raise BudgetSpent(f"budget {name}: {failure}")
 
     def save_in_time(self) -> None:
-        """Write down what has changed, if it is time; called about once a second."""
+        """Have written down what has changed, if it is time; called about once a second. Never waits."""
+        trouble = self.trouble
         with self._lock:
             age = self._monotonic() - self._saved_at
-            if age >= (SAVE_SECONDS if self._changed or self.trouble else IDLE_SAVE_SECONDS):
-                self._save()
+            if age >= (SAVE_SECONDS if self._changed or trouble else IDLE_SAVE_SECONDS):
+                self._offer()
+        if bool(trouble) != bool(self._told):
+            log.log(logging.ERROR if trouble else logging.INFO, "%s", trouble or "the store is written again")
+            self._told = trouble
 
     def close(self) -> None:
-        """Write all down."""
+        """Have all written down; waits `CLOSE_SECONDS` at most."""
         with self._lock:
-            self._save()
+            number = self._offer()
+        if self._writer is not None and (failure := self._writer.wait(number, CLOSE_SECONDS)):
+            log.error("at the end: %s", failure)
 
     def _check(self, name: str, now_seconds: float) -> None:
         budget = self._budgets[name]
@@ -115,34 +162,45 @@ class Keeper:
         hours = budget.window_seconds / 3600
         raise BudgetSpent(f"budget {name} is spent, {budget.most} in {hours:g} h: a person is needed")
 
-    def _save(self) -> None:
-        if self._store is None:
-            return
+    def _offer(self) -> int:
+        """Hand the present state to the writer; its number there. The lock is held."""
+        if self._writer is None:
+            return 0
         self._saved_at = self._monotonic()
-        try:
-            self._store.save(Kept(self.clock.now_seconds(), self._ledger, self._memories))
-        except OSError as error:
-            self.trouble = f"{self._store.path}: cannot be written: {error.strerror or error}"
-            log.error("%s", self.trouble)
-            return
-        self.trouble = ""
         self._changed = False
+        return self._writer.offer(Kept(self.clock.now_seconds(), self._ledger, dict(self._memories)))
 
-    def _load(self) -> Kept:
-        """The store's contents. A damaged one leaves one of each budget: nobody gains restarts by damaging it."""
+    def _load(self) -> tuple[Kept, str]:
+        """The store's contents, and why there are none. A damaged or unreadable one leaves one of each budget: nobody
+        gains restarts by damaging it."""
         nothing = Kept(0.0, Ledger({}), {})
-        if self._store is None:
-            return nothing
+        store = self._store
+        if store is None:
+            return nothing, ""
+        reader = DeadlineReader(LOAD_SECONDS, 0.0)
         try:
-            return self._store.load() or nothing
-        except OSError as error:
-            self.trouble = f"{self._store.path}: cannot be read: {error.strerror or error}"
-        except DamagedStore as error:
-            self.trouble = str(error)
-            try:
-                self.trouble += f"; set aside as {self._store.set_aside().name}"
-            except OSError as failure:
-                self.trouble += f"; it can't be set aside: {failure.strerror or failure}"
-        log.error("%s", self.trouble)
+            kept, trouble = reader.ask("store", lambda: _contents(store))
+        except Unreadable as error:
+            kept, trouble = None, f"{store.path}: cannot be read: {error}"
+        finally:
+            reader.close()
+        if not trouble:
+            return kept or nothing, ""
+        log.error("%s", trouble)
         spent = {name: (0.0,) * (budget.most - 1) for name, budget in self._budgets.items()}
-        return Kept(0.0, Ledger(spent), {})
+        return Kept(0.0, Ledger(spent), {}), trouble
+
+
+def _contents(store: Store) -> tuple[Kept | None, str]:
+    """What a store holds, None if nothing was ever kept, and why it can't be read. A damaged one is set aside."""
+    try:
+        return store.load(), ""
+    except OSError as error:
+        return None, f"{store.path}: cannot be read: {error.strerror or error}"
+    except DamagedStore as error:
+        trouble = str(error)
+        try:
+            trouble += f"; set aside as {store.set_aside().name}"
+        except OSError as failure:
+            trouble += f"; it can't be set aside: {failure.strerror or failure}"
+        return None, trouble

@@ -24,6 +24,7 @@ class BoardCollector(Collector):
 
     Args:
         budgets_left: name of each budget → how many more it pays for.
+        trouble: why nothing can be written down; empty if it can. write_seconds: of the write under way, else 0.
         monotonic: seconds that never go back.
     """
 
@@ -31,9 +32,12 @@ class BoardCollector(Collector):
         self,
         board: Board,
         budgets_left: Callable[[], Mapping[str, int]],
+        trouble: Callable[[], str],
+        write_seconds: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._board, self._budgets_left, self._monotonic = board, budgets_left, monotonic
+        self._trouble, self._write_seconds = trouble, write_seconds
 
     def collect(self) -> Iterator[Metric]:
         """What a scrape gets."""
@@ -78,6 +82,10 @@ class BoardCollector(Collector):
         for budget, left in self._budgets_left().items():
             budgets.add_metric((budget,), left)
         yield budgets
+        text = "1: budgets and memories can't be written down, so nothing that a budget pays for is done."
+        yield GaugeMetricFamily("fleet_guard_store_trouble_flag", text, value=float(bool(self._trouble())))
+        text = "How long the write under way has taken so far; 0: there is none."
+        yield GaugeMetricFamily("fleet_guard_store_write_seconds", text, value=self._write_seconds())
 
 
 def render(collector: BoardCollector) -> bytes:

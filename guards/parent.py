@@ -6,6 +6,9 @@ supervisord watches the programs, but who watches supervisord? systemd, by `Watc
 supervisord's XML-RPC every third of it and pings systemd only when an answer came in time. The ping does not come from
 a guard, so guards that hang never cost a stage. It ends when supervisord ends, with its exit status.
 
+In the same rounds it looks at the guards' sign of life (`guards/beat.py`), and has guards that hang killed, which
+supervisord starts again (`guards/hung.py`). Where there is no sign, nothing is done.
+
 The unit has `Type=notify`, `NotifyAccess=main` and `KillMode=control-group`. The latter kills supervisord and all
 programs whenever this process ends, so no death signal (`PR_SET_PDEATHSIG`) is set: it would need code between fork and
 exec. Without systemd it only supervises: it starts, forwards signals, waits.
@@ -25,9 +28,12 @@ import time
 import xmlrpc.client
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fleet.provision.agent.errors import AgentError
 from fleet.provision.agent.rpc import SupervisorRpc
+from guards.beat import FILE_NAME as BEAT_FILE_NAME
+from guards.hung import GuardsWatch
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR2)  # supervisord knows all
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # a child would inherit that
@@ -93,7 +99,7 @@ class Watchdog:
 
 
 class AnsweringRpc(SupervisorRpc):
-    """supervisord, asked for nothing but an answer."""
+    """supervisord, as the parent needs it."""
 
     def alive(self) -> bool:
         """Whether anything was answered; a refusal, as while it shuts down, is an answer too."""
@@ -102,6 +108,11 @@ class AnsweringRpc(SupervisorRpc):
         except AgentError as error:
             return isinstance(error.__cause__, xmlrpc.client.Fault)
         return True
+
+    def kill_group(self, group: str) -> None:
+        """SIGKILL to its processes; AgentError if supervisord does not answer or refuses. It signals its own children,
+        so no other process can be hit whose id is the same by now."""
+        self._call("signalProcessGroup", group, "KILL")
 
 
 class Asker:
@@ -134,10 +145,13 @@ class Parent:
 
     Args:
         argv: supervisord in the foreground. rpc: its XML-RPC.
+        guards: looks at the guards.
     """
 
-    def __init__(self, argv: Sequence[str], rpc: AnsweringRpc, notifier: Notifier, watchdog: Watchdog) -> None:
-        self._argv, self._notifier, self._watchdog = list(argv), notifier, watchdog
+    def __init__(
+        self, argv: Sequence[str], rpc: AnsweringRpc, notifier: Notifier, watchdog: Watchdog, guards: GuardsWatch
+    ) -> None:
+        self._argv, self._notifier, self._watchdog, self._guards = list(argv), notifier, watchdog, guards
         self._asker = Asker(rpc.alive, self._came, watchdog.interval_seconds)
         self._ready = threading.Event()
         self._stopping = False
@@ -183,7 +197,9 @@ class Parent:
         return START_POLL_SECONDS if self._wanted and not self._ready.is_set() else self._watchdog.interval_seconds
 
     def _look(self) -> None:
-        """Call supervisord; a call that has not come back since the last look is no answer."""
+        """Call supervisord; a call that has not come back since the last look is no answer. Then the guards."""
+        if not self._stopping and (self._ready.is_set() or not self._notifier.listened_to):
+            self._guards.begin()
         if not self._wanted:
             return
         if not self._asker.begin():
@@ -234,12 +250,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m guards.parent", description="Runs supervisord under systemd.")
     parser.add_argument("--socket", required=True, help="supervisord's XML-RPC unix socket")
+    parser.add_argument(
+        "--guards-beat",
+        type=Path,
+        metavar="FILE",
+        help=f"the guards' sign of life (default: {BEAT_FILE_NAME} beside the socket); none is no fault",
+    )
     parser.add_argument("argv", nargs="+", metavar="supervisord", help="its command line, after --, in the foreground")
     options = parser.parse_args(arguments)
     notifier = Notifier(os.environ.get("NOTIFY_SOCKET", ""))
     watchdog = Watchdog.from_environment(os.environ, os.getpid())
     try:
-        return Parent(options.argv, AnsweringRpc(options.socket), notifier, watchdog).run()
+        beat = options.guards_beat or Path(options.socket).with_name(BEAT_FILE_NAME)
+        guards = GuardsWatch(beat, AnsweringRpc(options.socket))
+        return Parent(options.argv, AnsweringRpc(options.socket), notifier, watchdog, guards).run()
     except OSError as error:
         print(f"{options.argv[0]}: {error.strerror or error}", file=sys.stderr)
         return 1

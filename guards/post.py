@@ -60,26 +60,35 @@ class Post:
         self._memory = self._remembered()
         self._turn = _Turn()
         self._threads: list[threading.Thread] = []
+        self._worker: threading.Thread | None = None  # of the present turn
         self._crashes = 0
         self._hangs = 0
 
     def start(self) -> None:
-        """Begin with a thread of its own."""
+        """Begin with a thread of its own.
+
+        Raises:
+            RuntimeError: the system gives no thread; `watch` tries again.
+        """
         turn = self._turn
         thread = threading.Thread(target=self._work, args=(turn,), name=f"guard-{self.guard.name}", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
+        self._worker = thread
 
     def stop(self) -> None:
         """Begin no further round."""
         self._stopping.set()
 
     def watch(self) -> None:
-        """Called about once a second: give up a thread that hangs, and begin another.
+        """Called about once a second: give up a thread that hangs, and begin another; begin one where there is none.
 
         Raises:
             RuntimeError: the system gives no thread; the next call tries again.
         """
+        if self._worker is None or not self._worker.is_alive():
+            self.start()
+            return
         with self._lock:
             since = self._turn.busy_since
             waited = 0.0 if since is None else self._monotonic() - since
@@ -88,7 +97,7 @@ class Post:
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             if len(self._threads) >= MOST_HUNG_THREADS:
                 return
-            self._turn = _Turn()
+            self._turn, self._worker = _Turn(), None
             self._hangs += 1
         reason = f"a round did not end within {self.guard.deadline_seconds:g} s"
         self._board.event(self.guard.name, "hang", reason)
@@ -150,7 +159,7 @@ class Post:
             return self.guard.first_memory()
         try:
             return self.guard.memory_from_json(kept)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             reason = f"what it remembered can't be read: {type(error).__name__}: {str(error)[:200]}"
             self._board.event(self.guard.name, "store", reason)
             return self.guard.first_memory()

@@ -97,9 +97,13 @@ class Restarts:
                 if self._target != action.target:
                     self._board.acted(guard, "refused", action, f"{self._target} is being restarted")
                 return
-            self._target = action.target
-            self._thread = threading.Thread(target=self.run, args=(guard, action), name="restarts", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self.run, args=(guard, action), name="restarts", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no thread to be had, as at pids.max: the guard asks again
+                self._board.acted(guard, "failed", action, str(error))
+                return
+            self._target, self._thread = action.target, thread
 
     def run(self, guard: str, action: Action) -> None:
         """Do it, and tell the board."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,9 @@ SCHEMA = 1
 FILE_NAME = "guards.json"
 MOST_BYTES = 4 * 1024 * 1024
 FILE_MODE = 0o600
+# O_NONBLOCK: a FIFO in the place of the new file is refused, then removed, instead of waited for.
+FRESH_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+LONGEST_RUNNING_SECONDS = 100 * 366 * 86_400.0  # a century; what is beyond it was not written by us
 
 
 @dataclass(frozen=True)
@@ -55,15 +58,22 @@ class Store:
             DamagedStore: see there. OSError: it can't be read.
         """
         try:
-            with self.path.open("rb") as file:
-                data = file.read(MOST_BYTES + 1)
+            # O_NONBLOCK: a FIFO in its place must not be waited for
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise DamagedStore(f"{self.path}: is no regular file")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(MOST_BYTES + 1)
+        finally:
+            os.close(descriptor)
         if len(data) > MOST_BYTES:
             raise DamagedStore(f"{self.path}: larger than {MOST_BYTES} bytes")
         try:
             return _parse(json.loads(data))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise DamagedStore(f"{self.path}: {type(error).__name__}: {str(error)[:200]}") from None
 
     def set_aside(self) -> Path:
@@ -87,7 +97,7 @@ class Store:
         data = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
         fresh = self.path.with_suffix(".new")
         try:
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE)
+            descriptor = os.open(fresh, FRESH_FLAGS, FILE_MODE)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
@@ -108,7 +118,11 @@ def _parse(document: Any) -> Kept:
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema: read {document['schema']!r}, this version knows {SCHEMA}")
     running_seconds = float(document["running_seconds"])
-    if not (math.isfinite(running_seconds) and running_seconds >= 0):
+    if not 0 <= running_seconds <= LONGEST_RUNNING_SECONDS:  # NaN is in no interval
         raise ValueError(f"running_seconds: read {running_seconds}")
     memories = {str(name): dict(memory) for name, memory in document["memories"].items()}
-    return Kept(running_seconds, Ledger.from_json(document["ledger"]), memories)
+    ledger = Ledger.from_json(document["ledger"])
+    for name, times in ledger.spent.items():
+        if not all(0 <= each <= running_seconds for each in times):
+            raise ValueError(f"ledger of {name}: read times that have not been yet")
+    return Kept(running_seconds, ledger, memories)

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 TELL_SECONDS = 5.0
 MOST_CHARACTERS = 160
-TEMPERATURE = "celsius"  # of the thermal guard's evidence
+TEMPERATURE_PART, TEMPERATURE = "temperature", "celsius"  # of the thermal guard: what the limits follow
 
 
 class Listener(Protocol):
@@ -40,13 +40,12 @@ def summary(standings: Mapping[str, Standing]) -> str:
 
 
 def temperature_celsius(standings: Mapping[str, Standing]) -> float | None:
-    """The hottest that the thermal guard saw; None if unknown. Pure."""
-    found = [
-        float(value)
-        for finding in standings["thermal"].findings
-        if isinstance(value := finding.evidence.get(TEMPERATURE), int | float) and not isinstance(value, bool)
-    ]
-    return max(found, default=None)
+    """Of the hottest sensor on or near the chips; None if unknown. Pure."""
+    for finding in standings["thermal"].findings:
+        if finding.part == TEMPERATURE_PART:
+            value = finding.evidence.get(TEMPERATURE)
+            return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return None
 
 
 class Telling:
@@ -55,6 +54,7 @@ class Telling:
     def __init__(self, stage: Listener, board: Board) -> None:
         self._stage, self._board = stage, board
         self._stopping = threading.Event()
+        self._away = False
 
     def start(self) -> None:
         """Begin."""
@@ -64,12 +64,23 @@ class Telling:
         """Tell no more."""
         self._stopping.set()
 
+    def tell(self) -> None:
+        """Tell once; a line in the log when the stage goes away, and when it listens again."""
+        standings = self._board.standings()
+        try:
+            self._stage.tell(summary(standings), temperature_celsius(standings))
+        except ActionFailed as error:
+            if not self._away:
+                log.info("the stage is not told how its box stands: %s", error)
+            self._away = True
+        else:
+            if self._away:
+                log.info("the stage is told again how its box stands")
+            self._away = False
+
     def _run(self) -> None:
         while not self._stopping.wait(TELL_SECONDS):
-            standings = self._board.standings()
             try:
-                self._stage.tell(summary(standings), temperature_celsius(standings))
-            except ActionFailed as error:
-                log.debug("%s", error)
+                self.tell()
             except Exception:  # a mistake here must not silence the guards for good
                 log.exception("telling the stage")

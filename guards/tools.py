@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import selectors
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 
 from guards.roots import Roots
 
 MOST_OUTPUT_BYTES = 1024 * 1024
+KILL_SECONDS = 1.0  # a process that SIGKILL has not ended by then waits inside the kernel
+
+_left_behind: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
 
 
 class ToolMissing(Exception):
@@ -39,25 +44,69 @@ def run_tool(roots: Roots, *argv: str, deadline_seconds: float) -> ToolOutput:
 
     Raises:
         ToolMissing: it is on none of the directories of `roots.path`.
-        ToolFailed: it can't be started, or takes longer than the deadline: then it is killed.
+        ToolFailed: it can't be started, or takes longer than the deadline: then it is killed. One that hangs in the
+            kernel even so (a drive in trouble) is left behind, and the same command isn't begun again before it ends.
     """
     program = shutil.which(argv[0], path=roots.path)
     if program is None:
         raise ToolMissing(argv[0])
+    if (before := _left_behind.get(argv)) is not None:
+        if before.poll() is None:
+            raise ToolFailed(f"{argv[0]} still hangs from the last time, as process {before.pid}")
+        del _left_behind[argv]
     environment = {"PATH": roots.path, "LC_ALL": "C", "TZ": "UTC", "HOME": os.environ.get("HOME", "/")}
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [program, *argv[1:]],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=deadline_seconds,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=environment,
-            check=False,
         )
-    except subprocess.TimeoutExpired:
-        raise ToolFailed(f"{argv[0]} did not answer within {deadline_seconds:g} s") from None
     except OSError as error:
         raise ToolFailed(f"{argv[0]}: {error.strerror or error}") from None
-    text = done.stdout[:MOST_OUTPUT_BYTES].decode("utf-8", "replace")
-    complaint = done.stderr[:MOST_OUTPUT_BYTES].decode("utf-8", "replace").strip()
-    return ToolOutput(done.returncode, text, complaint.splitlines()[0] if complaint else "")
+    try:
+        output, complaint = _collect(process, argv[0], time.monotonic() + deadline_seconds, deadline_seconds)
+    finally:
+        _end(process, argv)
+    errors = complaint.decode("utf-8", "replace").strip().splitlines()
+    return ToolOutput(process.returncode, output.decode("utf-8", "replace"), errors[0] if errors else "")
+
+
+def _collect(
+    process: subprocess.Popen[bytes], name: str, end_seconds: float, deadline_seconds: float
+) -> tuple[bytes, bytes]:
+    """What it says until it has ended, the first `MOST_OUTPUT_BYTES` of each."""
+    output, complaint = bytearray(), bytearray()
+    with selectors.DefaultSelector() as selector:
+        for stream, part in ((process.stdout, output), (process.stderr, complaint)):
+            if stream is not None:
+                selector.register(stream, selectors.EVENT_READ, part)
+        while selector.get_map():
+            for key, _ in selector.select(max(0.0, end_seconds - time.monotonic())):
+                data = os.read(key.fd, 65536)
+                kept: bytearray = key.data
+                kept += data[: MOST_OUTPUT_BYTES - len(kept)]
+                if not data:
+                    selector.unregister(key.fileobj)
+            if time.monotonic() >= end_seconds:
+                raise ToolFailed(f"{name} did not answer within {deadline_seconds:g} s")
+    try:
+        process.wait(max(0.0, end_seconds - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise ToolFailed(f"{name} did not answer within {deadline_seconds:g} s") from None
+    return bytes(output), bytes(complaint)
+
+
+def _end(process: subprocess.Popen[bytes], argv: tuple[str, ...]) -> None:
+    """Nothing of it is left, unless it hangs in the kernel."""
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+    if process.poll() is not None:
+        return
+    process.kill()
+    try:
+        process.wait(KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        _left_behind[argv] = process

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from fleet.cli.options import inventory_option, output_option
+from fleet.cli.options import inventory_argument, output_option
 
 EPILOG = """
 \b
 Examples:
-  fleet guard status -i inventory/local.yaml
-  fleet guard status box2 --all --settings
+  fleet guard status inventory/local.yaml
+  fleet guard status --box pi-1 --all --settings
   fleet guard status -o json
 """
 
@@ -23,15 +23,15 @@ def guard() -> None:
 
 
 @guard.command(epilog=EPILOG)
-@click.argument("boxes", nargs=-1)
-@inventory_option
+@inventory_argument
+@click.option("--box", "boxes", multiple=True, metavar="BOX", help="Only this box; may be given several times.")
 @click.option("--all", "every_part", is_flag=True, help="Show every part, also those that are well or absent.")
-@click.option("--settings", is_flag=True, help="Show the settings too.")
+@click.option("--settings", is_flag=True, help="Show the settings in force too.")
 @output_option
-def status(*, boxes: tuple[str, ...], inventory: Path, every_part: bool, settings: bool, output: str) -> int:
+def status(*, inventory: Path, boxes: tuple[str, ...], every_part: bool, settings: bool, output: str) -> int:
     """Show what guards found, what they did, and how often they may still act.
 
-    BOXES: names; all boxes without. Exit code 0: nothing is unhealthy, 1: something is, 3: only unreachable boxes.
+    Exit code 0: nothing is unhealthy, 1: something is, 3: only unreachable boxes stand in the way.
     """
     import asyncio
 
@@ -50,7 +50,7 @@ def status(*, boxes: tuple[str, ...], inventory: Path, every_part: bool, setting
     for box in boxes:
         if box not in known:
             message = f"{inventory}: no guards run on {box}; {nearest(box, list(known))}"
-            raise FleetError(message, hint=f"fleet status -i {inventory}", exit_code=ExitCode.USAGE)
+            raise FleetError(message, hint=f"fleet guard status {inventory}", exit_code=ExitCode.USAGE)
     wanted = {box: endpoint for box, endpoint in known.items() if not boxes or box in boxes}
     found = asyncio.run(guards.ask_guards(wanted, client_context(site_file, with_certificate=True)))
     code = guards.exit_code(found)
@@ -65,11 +65,11 @@ def status(*, boxes: tuple[str, ...], inventory: Path, every_part: bool, setting
     if events := guards.event_rows(found):
         click.echo("")
         print_table("what happened last", guards.EVENT_COLUMNS, events)
-    if settings and found:
+    if settings:
         click.echo("")
-        print_table("settings (the inventory's section guards)", guards.SETTING_COLUMNS, guards.setting_rows(found[0]))
+        print_table("settings (the inventory's section guards)", guards.SETTING_COLUMNS, guards.setting_rows(found))
     for line in guards.problems(found):
         progress(line)
     if code is not ExitCode.OK:
-        progress(f"  next: fleet guard status --all -i {inventory}")
+        progress(f"  next: fleet guard status --all {inventory}")
     return int(code)

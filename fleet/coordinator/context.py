@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fleet.coordinator.awake import AwakeClock
+from fleet.coordinator.clock_watch import ClockWatch
 from fleet.coordinator.config import CoordinatorConfig
 from fleet.coordinator.hold_down import HoldDown
 from fleet.coordinator.metrics import CoordinatorMetrics
@@ -29,6 +30,7 @@ EVENTS_AS_WARNINGS = frozenset(
         "box-slow",
         "box-clone-refused",
         "box-held-down",
+        "box-clock-off",
         "plan-aborted",
         "plan-refused",
         "database-replaced",
@@ -54,6 +56,7 @@ class Context:
         self.metrics = CoordinatorMetrics(config)
         self.boxes = {name: self._box(name, kept.boxes.get(name, BoxRecord())) for name in config.boxes}
         self.gateways: list[GatewayState] = []
+        self.clocks = ClockWatch(config.box, config.boxes, self.metrics.clock_offset, self.event)
 
     def _box(self, name: str, record: BoxRecord) -> BoxState:
         timing, now = self.config.timing, self.clock.now()

@@ -25,6 +25,7 @@ def site_document(context: Context, pipelines: Mapping[str, Pipeline]) -> dict[s
         "protocol": PROTOCOL,
         "pipelines": {name: _pipeline(pipeline, context, now) for name, pipeline in pipelines.items()},
         "boxes": {box.name: box_document(box, pipelines.get(box.pipeline), context) for box in context.boxes.values()},
+        "clocks_off": sorted(context.clocks.off),
         "gateways": sorted({gateway.peer.box for gateway in context.gateways}),
     }
 
@@ -32,7 +33,7 @@ def site_document(context: Context, pipelines: Mapping[str, Pipeline]) -> dict[s
 def _pipeline(pipeline: Pipeline, context: Context, now: float) -> dict[str, Any]:
     spec, switching = pipeline.spec, pipeline.switching
     state, reason = pipeline_state(spec, switching, pipeline.refusal, context.boxes)
-    plan, switch = switching.plan, switching.switch
+    plan, switch, lease = switching.plan, switching.switch, pipeline.leases.held
     return {
         "model": spec.model,
         "model_digest": spec.model_digest,
@@ -54,6 +55,7 @@ def _pipeline(pipeline: Pipeline, context: Context, now: float) -> dict[str, Any
             {"box": each.box, "layers": [each.start, each.end], "embedding": each.embedding, "head": each.head}
             for each in (plan.stages if plan else ())
         ],
+        "lease": {"box": lease.box, "seconds_left": round(lease.until - now, 3)} if lease else None,
         "spares": [name for name in spec.boxes if name not in members(plan)],
         "missing_mebibytes": missing_mebibytes(pipeline.refusal),
         "unsurvivable": list(pipeline.planner.outlook.unsurvivable),
@@ -62,7 +64,7 @@ def _pipeline(pipeline: Pipeline, context: Context, now: float) -> dict[str, Any
 
 def box_document(box: BoxState, pipeline: Pipeline | None, context: Context) -> dict[str, Any]:
     """A box of `GET /v1/site`; also what an order is answered with."""
-    now = context.clock.now()
+    now, clock = context.clock.now(), context.clocks.offset(box.name)
     state, reason = box_state(box, pipeline.switching if pipeline else None, context)
     return {
         "pipeline": box.pipeline,
@@ -73,6 +75,9 @@ def box_document(box: BoxState, pipeline: Pipeline | None, context: Context) -> 
         "incarnation": box.record.incarnation,
         "address": box.address,
         "hold_down_seconds_left": math.ceil(box.hold_down.remaining(now)),
+        "clock_offset_seconds": round(clock.seconds, 3) if clock else None,
+        "clock_uncertainty_seconds": round(clock.uncertainty_seconds, 3) if clock else None,
+        "clock_off": box.name in context.clocks.off,
         "heartbeat": asdict(box.heartbeat) if box.heartbeat and box.peer else None,
     }
 

@@ -167,6 +167,8 @@ class Api:
             lease = await pipeline.leases.take(box, because, min(seconds, LONGEST_SECONDS))
         except LeaseRefused as error:
             return _problem(409, str(error))
+        except StoreError as error:
+            return _problem(503, str(error))
         return web.json_response({"lease": lease.id, "seconds": min(seconds, LONGEST_SECONDS)})
 
     async def _give_back(self, request: web.Request) -> web.Response:

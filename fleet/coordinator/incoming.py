@@ -20,6 +20,8 @@ MOST_PROCESS_ID_CHARACTERS = 128
 LONGEST_SILENCE_SECONDS = 7 * 24 * 3600.0
 # What a stage says of itself or others is a line for people; it goes on to gateways, events and logs.
 REASON_CHARACTERS = 300
+# A box's clock may be wrong by centuries, and that must cost it nothing; beyond the year 5138 nothing is compared.
+LARGEST_UNIX_SECONDS = 1e11
 
 T = TypeVar("T")
 
@@ -65,6 +67,8 @@ def heartbeat_of(body: bytes) -> Heartbeat:
     if heartbeat.reason or heartbeat.guard_state:
         texts = line(heartbeat.reason, REASON_CHARACTERS), line(heartbeat.guard_state, REASON_CHARACTERS)
         heartbeat = replace(heartbeat, reason=texts[0], guard_state=texts[1])
+    if heartbeat.wall_unix_seconds is not None and abs(heartbeat.wall_unix_seconds) > LARGEST_UNIX_SECONDS:
+        heartbeat = replace(heartbeat, wall_unix_seconds=None)
     return heartbeat
 
 

@@ -68,11 +68,13 @@ class Judging:
         box.known, box.ring_port = True, register.ring_port
         box.channel, box.channel_since = "open", now
         box.heartbeat, box.heard_at, box.progressed_at, box.silent_seconds = None, now, now, 0.0
+        self._context.clocks.forget(box.name)
 
     def lost(self, box: BoxState, silent_seconds: float) -> None:
         """The link of a box has ended."""
         now = self._context.clock.now()
         box.peer, box.channel, box.channel_since, box.silent_seconds = None, "lost", now, silent_seconds
+        self._context.clocks.forget(box.name)
         if box.leaving and not box.condemned:
             self._condemn(box, "dead", "it stopped, as it was told", now)
 
@@ -83,6 +85,8 @@ class Judging:
             box.progressed_at = now
         box.heartbeat, box.heard_at = heartbeat, now
         self._beats[box.name].inc()
+        if heartbeat.wall_unix_seconds is not None:
+            self._context.clocks.heard(box.name, heartbeat.wall_unix_seconds)
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ EVENT_KINDS = (
     "box-held-down",
     "box-clone-refused",
     "box-moved",
+    "box-clock-off",
+    "box-clock-right",
     "plan-preparing",
     "plan-committed",
     "plan-aborted",
@@ -57,6 +59,12 @@ class CoordinatorMetrics:
 
         self.box_alive = per_box("box_alive", "1 if the box is heard and judged alive.")
         self.box_slow = per_box("box_slow", "1 if the box's steps are far above its own history.")
+        self.clock_offset = Gauge(  # a box whose clock is not known has no series: 0 would be a made-up number
+            f"{PREFIX}_box_clock_offset_seconds",
+            "Wall clock of a box ahead of the coordinator's, by its heartbeats.",
+            ["box"],
+            registry=registry,
+        )
         self.missing_bytes = per_box("missing_bytes", "Memory that the box lacks while no plan fits.")
         self.plan_epoch = per_pipeline("plan_epoch", "Epoch of the plan that serves; 0: none yet.")
         self.serving = per_pipeline("pipeline_serving", "1 if a plan is committed and none of its boxes is lost.")

@@ -31,6 +31,7 @@ class Orders:
         switching, planner, context: of the pipeline.
         look: the situation now, with the planner up to date.
         changed: called when there is something to do.
+        leased: box that has a lease, so that it may go at any moment; empty: none has.
 
     Attributes:
         turn: held while an order is taken: of two at once, the second must know of the first.
@@ -43,6 +44,8 @@ class Orders:
         context: Context,
         look: Callable[[], Situation],
         changed: Callable[[], None],
+        *,
+        leased: Callable[[], str],
     ) -> None:
         self._spec = switching.spec
         self._switching = switching
@@ -50,6 +53,7 @@ class Orders:
         self._context = context
         self._look = look
         self._changed = changed
+        self._leased = leased
         self.turn = asyncio.Lock()
 
     async def drain(self, box: BoxState) -> None:
@@ -76,16 +80,18 @@ class Orders:
     async def check_rest(self, box: BoxState) -> None:
         """Whether the others can do without a box; DrainRefused if not. Called with the turn held."""
         views = self._look().boxes
-        alive = frozenset(name for name, view in views.items() if view.usable and name != box.name)
+        leased = self._leased()
+        alive = frozenset(name for name, view in views.items() if view.usable and name not in (box.name, leased))
+        note = f"; {leased} has a lease for a restart" if leased not in ("", box.name) else ""
         if not alive:
             others = [self._context.boxes[name] for name in self._spec.boxes if name != box.name]
             states = {other.name: box_state(other, self._switching, self._context)[0] for other in others}
             why = ", ".join(f"{name} is {state}" for name, state in states.items())
             reason = f"pipeline {self._spec.name}: no other box can take over" + (f": {why}" if why else "")
-            raise DrainRefused(Refusal({}, reason))
+            raise DrainRefused(Refusal({}, reason + note))
         answer = await self._planner.think("merge", alive)
         if isinstance(answer, Refusal):
-            raise DrainRefused(answer)
+            raise DrainRefused(replace(answer, reason=answer.reason + note))
 
     async def _set_drained(self, box: BoxState, kind: str, *, drained: bool) -> None:
         store = self._context.store

@@ -59,7 +59,7 @@ class Pipeline:
         )
         self._judging = Judging(context, spec, self.switching, self.reports, thresholds)
         self._changed = asyncio.Event()
-        self.orders = Orders(self.switching, self.planner, context, self._look, self._changed.set)
+        self.orders = Orders(self.switching, self.planner, context, self._look, self._changed.set, leased=self._leased)
         self.leases = Leases(self.switching, context, self.orders, self._look)
         self._outlook_wanted = asyncio.Event()
         self._outlook_of: tuple[int, frozenset[str]] = (0, frozenset())
@@ -150,6 +150,7 @@ class Pipeline:
         now, switching = self._context.clock.now(), self.switching
         self._judging.judge_all(now)
         switching.check_votes(now)
+        self.leases.check()
         self._send_route()
         switch = switching.switch
         if switch is not None and not switch.failed and not switch.waiting_for:
@@ -181,6 +182,9 @@ class Pipeline:
         if self._use_costs(now):
             self._outlook_wanted.set()
         return self._situation(now)
+
+    def _leased(self) -> str:
+        return self.leases.held.box if self.leases.held is not None else ""
 
     def _use_costs(self, now: float) -> bool:
         for box in (self._context.boxes[name] for name in self.spec.boxes):

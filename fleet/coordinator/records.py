@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeVar, get_args
 
 from fleet.planning.plan import PipelinePlan
-from stage_runtime.link.control import decode_control, encode_control
+from stage_runtime.link.control import decode_control, encode_control, later
 from stage_runtime.link.frames import FrameError
 
 # Epochs are counted from 1; a number beyond this is a lie, and would leave none to give out.
@@ -41,6 +41,7 @@ class BoxRecord:
         memory_bytes, layer_seconds, head_seconds: measured there; None: not yet.
         deaths, hold_down_seconds: of its hold-down, as seconds that remained when this was written.
         drained: an operator wants nothing on it.
+        lease, lease_seconds: that it holds, empty for none; as seconds from when it was given.
     """
 
     incarnation: int = 0
@@ -52,6 +53,8 @@ class BoxRecord:
     deaths: int = 0
     hold_down_seconds: float = 0.0
     drained: bool = False
+    lease: str = later("")
+    lease_seconds: float = later(0.0)
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,8 @@ def box_from_json(text: str) -> BoxRecord:
         ValueError: it is none, or its numbers can't be true.
     """
     record = _decoded(BoxRecord, text)
-    if not (is_step(record.layer_seconds) and is_step(record.head_seconds) and record.hold_down_seconds >= 0):
+    steps = is_step(record.layer_seconds) and is_step(record.head_seconds)
+    if not (steps and record.hold_down_seconds >= 0 and record.lease_seconds >= 0):
         raise ValueError("its seconds can't be true")
     return record
 

@@ -88,6 +88,7 @@ class Coordinator:
     async def _tick(self) -> NoReturn:
         while True:
             self.context.clock.tick()
+            self.context.clocks.check()
             await asyncio.sleep(self.context.tick_seconds)
 
     def _say_started(self, store: Store) -> None:

@@ -19,7 +19,7 @@ from stage_runtime.link.connection import Link, LinkError
 from stage_runtime.link.control import PROTOCOL, decode_control
 from stage_runtime.link.endpoints import LinkServer, LinkSettings
 from stage_runtime.link.frames import Frame, FrameError, FrameType
-from stage_runtime.link.membership import ChallengeAnswer, Committed, Drained
+from stage_runtime.link.membership import TAKES_KEY, TAKES_WALL_CLOCK, ChallengeAnswer, Committed, Drained
 from stage_runtime.link.messages import Hello
 from stage_runtime.link.tasks import until_first_ends, within
 
@@ -43,7 +43,8 @@ class ControlServer:
         self._links: dict[str, Allowance] = {}  # by name in the certificate: the site's CA bounds it
         self._unregistered: dict[str, list[Peer]] = {}
         config = context.config
-        hello = Hello(PROTOCOL, "coordinator", config.box, config.site, "", "", 0, __version__)
+        takes = {TAKES_KEY: TAKES_WALL_CLOCK}
+        hello = Hello(PROTOCOL, "coordinator", config.box, config.site, "", "", 0, __version__, takes)
         settings = LinkSettings(hello, config.tls, config.link_timing)
         self.server = LinkServer(settings, self._check, self._handle, self._refused)
 

@@ -43,6 +43,7 @@ SYSTEM_DIRECTORIES = frozenset(
         "var",
     )
 )
+THIRD = 3.0  # looks a window: from fewer nothing can be told
 SINGLE_ROLES = (Role.COORDINATOR, Role.GATEWAY)
 
 
@@ -243,7 +244,13 @@ def _settings(site: Site, line_of: LineOf) -> Iterator[Finding]:
         ("guards.memory", "critical_available_percent", "least_available_percent", "at most"),
         ("guards.memory", "least_available_percent", "recovered_available_percent", "at most"),
         ("guards.memory", "gpu_recovered_percent", "gpu_memory_percent", "at most"),
+        ("guards.memory", "period_seconds", "window_seconds", "at most a third of"),
+        ("guards.memory", "window_seconds", "least_window_seconds", "at most a third of"),
+        ("guards.clock", "period_seconds", "silent_seconds", "at most a third of"),
+        ("guards.clock", "offset_milliseconds", "loose_offset_milliseconds", "at most"),
         ("guards.clock", "offset_milliseconds", "step_milliseconds", "at most"),
+        ("guards.liveness", "period_seconds", "hung_seconds", "at most a third of"),
+        ("guards.surroundings", "period_seconds", "log_window_seconds", "at most a third of"),
         ("guards.surroundings", "disk_percent", "disk_full_percent", "below"),
         ("timing", "ring_ping_seconds", "ring_silence_least_seconds", "below"),
         ("timing", "ring_silence_least_seconds", "ring_silence_seconds", "at most"),
@@ -256,7 +263,8 @@ def _settings(site: Site, line_of: LineOf) -> Iterator[Finding]:
         path = tuple(section.split("."))
         values = functools.reduce(getattr, path, site)
         small, large = getattr(values, low), getattr(values, high)
-        if small > large or (relation == "below" and small == large):
+        bound = large / THIRD if relation == "at most a third of" else large
+        if small > bound or (relation == "below" and small == bound):
             line = line_of((*path, high))
             yield (*path, low), f"{small:g} must be {relation} {section}.{high} ({large:g}, line {line})"
     names: dict[str, int] = {}

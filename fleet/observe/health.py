@@ -72,8 +72,7 @@ async def ask(session: aiohttp.ClientSession, endpoint: Endpoint, path: str) -> 
         async with session.get(
             f"{endpoint.url}{path}", server_hostname=endpoint.server_name, timeout=timeout
         ) as response:
-            raw = await response.content.read(MAX_HEALTH_BYTES)
-            document = json.loads(raw)
+            document = json.loads(await _body(response))
             if response.status not in (200, 503) or not isinstance(document, dict):
                 return Answer(None, error=f"{where} answered HTTP {response.status}")
             return Answer(document)
@@ -83,5 +82,15 @@ async def ask(session: aiohttp.ClientSession, endpoint: Endpoint, path: str) -> 
         return Answer(None, unreachable=True, error=f"{where}: no answer within {HEALTH_DEADLINE_SECONDS:g} s")
     except aiohttp.ClientConnectorError as error:
         return Answer(None, unreachable=True, error=f"{where}: {connect_reason(error)}")
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+    except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
         return Answer(None, error=f"{where}: {type(error).__name__}: {error}")
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body; ValueError if it is longer than any answer of ours. One `read` gives what has come so far."""
+    body = bytearray()
+    async for piece in response.content.iter_chunked(MAX_HEALTH_BYTES):
+        body += piece
+        if len(body) > MAX_HEALTH_BYTES:
+            raise ValueError(f"an answer of more than {MAX_HEALTH_BYTES} bytes")
+    return bytes(body)

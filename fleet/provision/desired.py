@@ -110,12 +110,15 @@ class ProgramSpec:
         fingerprint: digest of all whose change needs a restart (config, our wheel, environment, certificate).
         health_socket: admin unix socket that answers {"op":"health"}; None: RUNNING is enough.
         health_states: states that count as healthy after a start, e.g. ("loaded", "ready").
+        serves: False: answers do not depend on it, so that no release goes back because it is late. One that can't
+            be started at all fails the gate like any other.
     """
 
     name: str
     fingerprint: str
     health_socket: str | None = None
     health_states: tuple[str, ...] = ()
+    serves: bool = True
 
 
 @dataclass(frozen=True)

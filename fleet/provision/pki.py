@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fleet import RELEASED_UNIX_SECONDS
 from fleet.errors import FleetError
 from fleet.provision.state_directory import write_private
 
@@ -27,7 +28,7 @@ CERTIFICATE_YEARS = 10
 # A box whose clock is a little behind the operator's must not read "not yet valid".
 BACKDATED = timedelta(days=1)
 # Release date of this version. No certificate is signed by, or starts at, a clock that is before it.
-CLOCK_FLOOR = datetime(2026, 11, 1, tzinfo=timezone.utc)
+CLOCK_FLOOR = datetime.fromtimestamp(RELEASED_UNIX_SECONDS, timezone.utc)
 REQUEST_MAX_CHARACTERS = 16 * 1024
 OPERATOR = "operator"
 CURVE = ec.SECP256R1()

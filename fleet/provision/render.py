@@ -153,7 +153,7 @@ def render(inputs: RenderInputs, box: str) -> DesiredState:
 def _configurations(inputs: RenderInputs, box: str, layout: BoxLayout) -> dict[str, bytes]:
     """The file below `etc/` of each program of a box, in the order in which the programs start.
 
-    A site of external engines alone has neither coordinator nor gateway: nothing of ours serves there.
+    A site of external engines alone has neither coordinator nor gateway: guards are all of ours that runs there.
     """
     roles = inputs.site_file.site.boxes[box].roles
     view = SiteView(inputs.site_file, inputs.specs, inputs.ports)
@@ -166,10 +166,8 @@ def _configurations(inputs: RenderInputs, box: str, layout: BoxLayout) -> dict[s
         found[COORDINATOR] = to_bytes(coordinator_config(view, box, layout))
     if Role.GATEWAY in roles and inputs.specs:
         found[GATEWAY] = to_bytes(gateway_config(view, box, layout))
-    if found:
-        config = guards_config(view, box, pipeline=pipeline, programs=list(found), layout=layout)
-        found[GUARDS] = to_bytes(config)
-    return found
+    config = guards_config(view, box, pipeline=pipeline, programs=list(found), layout=layout)
+    return {**found, GUARDS: to_bytes(config)}
 
 
 def _needs(inputs: RenderInputs, name: str, configuration: bytes) -> ProgramNeeds:

@@ -183,12 +183,16 @@ def guards_config(
 ) -> dict[str, Any]:
     """`etc/guards.json` of a box.
 
+    In local mode the machine is not the site's: its clock is left alone, and its NIC is no data link.
+
     Args:
         pipeline: of its stage, None without one. programs: that supervisord runs there beside the guards.
     """
     site, ports = view.site_file.site, view.ports[box]
     settings = site.guards.model_dump()
     observe = settings.pop("observe")
+    if layout.local:
+        settings["clock"]["corrections_per_day"] = 0.0
     at = view.listen(box, layout, 0)["host"]
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(at, at)  # noqa: S104 - where to ask, not where to listen
     ways: dict[str, dict[str, Any]] = {
@@ -213,8 +217,8 @@ def guards_config(
         "directories": [layout.prefix],
         "time_servers": list(site.time_servers),
         "build_unix_seconds": float(RELEASED_UNIX_SECONDS),
-        "link_mbit_per_second": site.boxes[box].link_mbit_per_second,
-        "mac": site.boxes[box].mac,
+        "link_mbit_per_second": 0.0 if layout.local else site.boxes[box].link_mbit_per_second,
+        "mac": None if layout.local else site.boxes[box].mac,
         "stop_seconds": float(stop_seconds(site.timing)),
         "ready_seconds": site.timing.health_gate_seconds,
         "observe": observe,

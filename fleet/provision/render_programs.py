@@ -113,6 +113,7 @@ def program_spec(
         fingerprint=fingerprint,
         health_socket=layout.stage_socket if is_stage else None,
         health_states=STAGE_HEALTHY if is_stage else (),
+        serves=section.name != GUARDS,
     )
 
 

@@ -91,8 +91,8 @@ def last_failures(state_directory: Path) -> tuple[str, ...]:
 def endpoints(site_file: SiteFile, ports: Mapping[str, BoxPorts]) -> dict[str, Any]:
     """Where the operator's verbs find gateway, coordinator and stages: `<state>/endpoints.json`.
 
-    `stages` are the metrics ports (health over mutual TLS), `guards` those of the guards, `coordinator` its HTTP port,
-    null where the site has only external engines; `gateway_loopback` is null unless it is this machine's.
+    `stages` are the metrics ports (health over mutual TLS), `guards` those of all boxes' guards, `coordinator` its
+    HTTP port, null where the site has only external engines; `gateway_loopback` is null unless it is this machine's.
     """
     site = site_file.site
 
@@ -105,13 +105,11 @@ def endpoints(site_file: SiteFile, ports: Mapping[str, BoxPorts]) -> dict[str, A
         loopback = {"host": "127.0.0.1", "port": ports[gateway].gateway_loopback}
     coordinator = coordinator_box(site_file) if len(external_pipelines(site_file)) < len(site.pipelines) else None
     stages = [box for box in site_file.boxes_with(Role.STAGE) if pipeline_of(site_file, box) is not None]
-    controlling = (*site_file.boxes_with(Role.COORDINATOR), *site_file.boxes_with(Role.GATEWAY))
-    control = controlling if coordinator is not None else ()
     return {
         "schema": 1,
         "gateway": None if gateway is None else of(gateway, ports[gateway].gateway),
         "gateway_loopback": loopback,
         "coordinator": None if coordinator is None else of(coordinator, ports[coordinator].coordinator_http),
         "stages": {box: of(box, ports[box].metrics) for box in stages},
-        "guards": {box: of(box, ports[box].guards) for box in site.boxes if box in stages or box in control},
+        "guards": {box: of(box, ports[box].guards) for box in site.boxes},
     }

@@ -25,8 +25,8 @@ NEVER_SECONDS = 2**32 - 1  # last sample of a source that never answered
 UNSYNCHRONISED_STRATUM = 16
 ERROR_LINE = re.compile(r"^5\d\d [A-Z]")
 
-_DECIMAL = re.compile(r"-?\d+\.\d+")
-_WHOLE = re.compile(r"\d+")
+_DECIMAL = re.compile(r"-?\d{1,20}\.\d{1,20}")  # more digits no clock has
+_WHOLE = re.compile(r"\d{1,20}")
 _SIGNED = re.compile(r"-?\d+")
 _OCTAL = re.compile(r"[0-7]{1,3}")
 _REFERENCE = re.compile(r"[0-9A-F]{8}")

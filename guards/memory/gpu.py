@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from guards.thermal.deadline import DeadlineReader, Unreadable
+from guards.deadline import DeadlineReader, Unreadable
 
 LIBRARY = "libnvidia-ml.so.1"
 

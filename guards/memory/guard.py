@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from guards.budgets import Budget
+from guards.deadline import DeadlineReader
 from guards.findings import Action, Decision, Finding, Repair, State
 from guards.guard import ActionFailed
 from guards.memory.gpu import GpuMemory, Gpus
@@ -18,7 +19,6 @@ from guards.memory.process import Gone, ProcessMemory, Unreadable, read_process
 from guards.memory.windows import Run, Sample, observe
 from guards.roots import Roots
 from guards.settings import DAY_SECONDS, HOUR_SECONDS, MemorySettings
-from guards.thermal.deadline import DeadlineReader
 
 STAGE = "stage"
 LEAK_RESTART = "leak-restart"

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from guards.deadline import DeadlineReader, Unreadable
 from guards.findings import Finding, Repair, State, Value
 from guards.roots import Roots
 from guards.settings import SurroundingsSettings
-from guards.thermal.deadline import DeadlineReader, Unreadable
 from guards.tools import ToolFailed, ToolMissing, run_tool
 
+LARGEST_NUMBER = 2**63  # what is larger no drive counts
 DRIVE = re.compile(r"sd[a-z]+|nvme\d+n\d+|mmcblk\d+")
 # Bits of smartctl's exit status (smartctl(8)).
 BAD_COMMAND_LINE, OPEN_FAILED, COMMAND_FAILED = 1 << 0, 1 << 1, 1 << 2
@@ -134,7 +135,8 @@ def parse_smart(name: str, code: int, text: str) -> Drive:
 
 def _unopened(name: str, answer: Mapping[str, Any]) -> Drive:
     messages = _section(answer, "smartctl").get("messages")
-    texts = [str(each.get("string", "")) for each in messages or () if isinstance(each, dict)]
+    listed = messages if isinstance(messages, list) else []
+    texts = [str(each.get("string", "")) for each in listed if isinstance(each, dict)]
     text = "; ".join(filter(None, texts))[:200] or "smartctl could not open the drive"
     # a USB bridge or card reader that passes nothing on is no fault; a missing permission is
     unknown = any(word in text for word in ("Unknown USB bridge", "Unsupported USB bridge", "Unable to detect device"))
@@ -146,7 +148,7 @@ def _hwmon_celsius(device: Path, reader: DeadlineReader) -> float | None:
     for file in (*device.glob("hwmon*/temp1_input"), *device.glob("hwmon/hwmon*/temp1_input")):
         try:
             return plausible_celsius(int(reader.text(file)) / 1000.0)
-        except (Unreadable, ValueError):
+        except (Unreadable, ValueError, OverflowError):
             continue
     return None
 
@@ -208,4 +210,6 @@ def _section(answer: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _number(section: Mapping[str, Any], key: str) -> float | None:
     value = section.get(key)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST_NUMBER:
+        return None  # NaN is not below any bound
+    return float(value)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from guards.budgets import Budget
+from guards.deadline import DeadlineReader
 from guards.findings import Action, Decision, Finding, Repair
 from guards.guard import ActionFailed
 from guards.roots import Roots
@@ -21,7 +22,6 @@ from guards.surroundings.oom import OomMemory, OomReading, OomSensor, judge_oom
 from guards.surroundings.space import Space, is_full, judge_space, measure, sense_space
 from guards.surroundings.supply import Supply, judge_supply, sense_supply
 from guards.surroundings.units import Units, judge_units, sense_units
-from guards.thermal.deadline import DeadlineReader
 
 DROP_BUDGET = "log-drop"
 # Tools with deadlines of their own and hanging file systems take their time; more than that is a hang of the guard.
@@ -130,10 +130,10 @@ class SurroundingsGuard:
         logs, logs_memory = judge_logs(reading.logs, memory.logs, settings, now_seconds)
         findings: tuple[Finding, ...] = (
             *judge_space(reading.spaces, settings),
-            *judge_mounts(reading.mounts, settings),
+            *judge_mounts(reading.mounts),
             *judge_drives(reading.drives, settings),
             *links,
-            *judge_supply(reading.supply, settings),
+            *judge_supply(reading.supply),
             *oom,
             *judge_units(reading.units, settings),
             *logs,

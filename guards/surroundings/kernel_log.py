@@ -73,7 +73,7 @@ def parse_record(record: str) -> KernelLine | None:
         if not separator or int(fields[0]) >> 3 != 0:
             return None
         return KernelLine(int(fields[2]) / 1e6, rest.split("\n", 1)[0])
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, OverflowError):
         return None
 
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from guards.deadline import DeadlineReader, Unreadable
 from guards.findings import Finding, Repair, State, Value
 from guards.roots import Roots
 from guards.settings import HOUR_SECONDS, SurroundingsSettings
 from guards.surroundings.window import Window
-from guards.thermal.deadline import DeadlineReader, Unreadable
 
+LARGEST_NUMBER = 2**32  # no speed in Mbit/s and no counter of carriers is larger
 ETHERNET = "1"  # /sys/class/net/*/type: ARPHRD_ETHER; loopback is 772
 
 
@@ -87,9 +88,10 @@ def _link(directory: Path, reader: DeadlineReader) -> Link | None:
 
     def number(name: str) -> int | None:
         try:
-            return int(text(name) or "")
+            value = int(text(name) or "")
         except ValueError:
             return None
+        return value if abs(value) <= LARGEST_NUMBER else None
 
     if text("type") != ETHERNET:
         return None

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from guards.deadline import DeadlineReader, Unreadable
 from guards.findings import Finding, Repair, State, Value
 from guards.settings import HOUR_SECONDS, SurroundingsSettings
 from guards.surroundings.window import Window
-from guards.thermal.deadline import DeadlineReader, Unreadable
 
 ROTATED = re.compile(r".+\.log\.(\d{1,6})")  # as supervisord and logging.handlers name them: stage.log.3
 MOST_FILES = 10_000
@@ -56,7 +56,10 @@ def _look(directory: Path) -> Logs:
     rotated = 0
     with os.scandir(directory) as entries:
         for entry in entries:
-            about = entry.stat(follow_symlinks=False)
+            try:
+                about = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # rotated away since
+                continue
             if stat.S_ISREG(about.st_mode) and len(sizes) < MOST_FILES:
                 sizes[about.st_ino] = about.st_size
                 rotated += ROTATED.fullmatch(entry.name) is not None
@@ -122,7 +125,10 @@ def _oldest_first(here: int) -> list[str]:
         for entry in entries:
             match = ROTATED.fullmatch(entry.name)
             if match is not None and entry.is_file(follow_symlinks=False):
-                written = entry.stat(follow_symlinks=False).st_mtime
+                try:
+                    written = entry.stat(follow_symlinks=False).st_mtime
+                except FileNotFoundError:  # gone since
+                    continue
                 # by number first: it is right whatever a clock without battery wrote as time
                 found.append((-int(match.group(1)), written, entry.name))
     return [name for _, _, name in sorted(found)]

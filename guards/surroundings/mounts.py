@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from guards.deadline import DeadlineReader, Unreadable
 from guards.findings import Finding, Repair, State, Value
 from guards.roots import Roots
-from guards.settings import SurroundingsSettings
-from guards.thermal.deadline import DeadlineReader, Unreadable
 
 _OCTAL = re.compile(r"\\([0-7]{3})")  # the kernel writes blanks and the like in paths as \040
 LEAST_FIELDS_BEFORE, LEAST_FIELDS_AFTER = 6, 3
@@ -75,7 +74,7 @@ def mount_of(directory: str, mounts: Sequence[Mount]) -> Mount | None:
 
 def sense_mounts(directories: Sequence[Path], roots: Roots, reader: DeadlineReader) -> tuple[MountReading, ...]:
     """One reading a file system that one of the directories is on."""
-    names = [os.path.realpath(directory) for directory in directories]
+    names = [_real(directory, reader) for directory in directories]
     try:
         mounts = parse_mountinfo(reader.ask("mountinfo", lambda: _mountinfo(roots)))
     except Unreadable as error:
@@ -84,6 +83,14 @@ def sense_mounts(directories: Sequence[Path], roots: Roots, reader: DeadlineRead
     for name in names:
         grouped.setdefault(mount_of(name, mounts), []).append(name)
     return tuple(_reading(mount, tuple(group), roots, reader) for mount, group in grouped.items())
+
+
+def _real(directory: Path, reader: DeadlineReader) -> str:
+    """Without links; as it is called where its file system hangs."""
+    try:
+        return reader.ask(f"path of {directory}", lambda: os.path.realpath(directory))
+    except Unreadable:
+        return str(directory)
 
 
 def _mountinfo(roots: Roots) -> str:
@@ -106,10 +113,9 @@ def _reading(mount: Mount | None, names: tuple[str, ...], roots: Roots, reader: 
     return MountReading(names, mount, errors)
 
 
-def judge_mounts(readings: Sequence[MountReading], settings: SurroundingsSettings) -> tuple[Finding, ...]:
-    """One finding a file system. ext4 counts errors in its superblock until fsck mends it, over any reboot, so one
-    that ever had an error stays unhealthy until then."""
-    del settings  # no bound is needed: one error is one too many
+def judge_mounts(readings: Sequence[MountReading]) -> tuple[Finding, ...]:
+    """One finding a file system. No bound is needed: one error is one too many. ext4 counts errors in its superblock
+    until fsck mends it, over any reboot, so a file system that ever had one stays unhealthy until then."""
     return tuple(_judge(reading) for reading in readings)
 
 

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from guards.deadline import DeadlineReader, Unreadable
 from guards.findings import Finding, Repair, State, Value
 from guards.roots import Roots
 from guards.settings import SurroundingsSettings
 from guards.surroundings.kernel_log import KernelLine, Kmsg, NoKernelLog, read_by_tool
-from guards.thermal.deadline import DeadlineReader, Unreadable
 
 # "Out of memory: Killed process 812 (python) …", "Memory cgroup out of memory: Killed process …"; before Linux 5.0
 # "Kill process 812 (python) score …", and "Killed process …" on a line of its own

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from guards.deadline import DeadlineReader, Unreadable
 from guards.findings import Finding, Repair, State, Value
 from guards.settings import SurroundingsSettings
-from guards.thermal.deadline import DeadlineReader, Unreadable
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from guards.deadline import DeadlineReader, Unreadable
 from guards.findings import Finding, Repair, State, Value
 from guards.roots import Roots
-from guards.settings import SurroundingsSettings
-from guards.thermal.deadline import DeadlineReader, Unreadable
 from guards.thermal.throttled import parse_throttled
 
 FIRMWARE_FILES = "devices/platform/soc*/*firmware/get_throttled"  # the Pi 5's bus has an address in its name
@@ -49,9 +48,9 @@ def sense_supply(roots: Roots, reader: DeadlineReader) -> Supply:
     return Supply(None, None, problem, absent=not problem)
 
 
-def judge_supply(supply: Supply, settings: SurroundingsSettings) -> tuple[Finding, ...]:
-    """One finding. The live bit decides; the one since boot only tells that it happened some time."""
-    del settings  # the firmware has the bound, about 4.63 V
+def judge_supply(supply: Supply) -> tuple[Finding, ...]:
+    """One finding. The live bit decides; the one since boot only tells that it happened some time. The bound, about
+    4.63 V, is the firmware's."""
     evidence: dict[str, Value] = {"under_voltage": supply.low_now, "under_voltage_since_boot": supply.low_since_boot}
     if supply.absent:
         return (Finding("supply", State.UNSUPPORTED, "no sensor", evidence),)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from guards.deadline import MOST_HANGS_A_ROUND, DeadlineReader
 from guards.findings import Action, Decision, Repair
 from guards.guard import ActionFailed
 from guards.roots import Roots
 from guards.settings import ThermalSettings
 from guards.thermal import judge, memory
-from guards.thermal.deadline import MOST_HANGS_A_ROUND, DeadlineReader
 from guards.thermal.levels import ladder
 from guards.thermal.memory import ThermalMemory
 from guards.thermal.readings import Source, ThermalReading
 from guards.thermal.sources.alerts import ThrottleAlerts
 from guards.thermal.sources.cpufreq import CpuClocks
 from guards.thermal.sources.devfreq import GpuClocks
+from guards.thermal.sources.drill import DrillZones
 from guards.thermal.sources.hwmon import HardwareMonitors
 from guards.thermal.sources.nvml import NvmlGpus
 from guards.thermal.sources.raspberry import TOOL_SECONDS, RaspberryPi
@@ -32,6 +34,7 @@ class ThermalGuard:
 
     Args:
         stage: of this box; None on a box without one, whose heat is told and not fought.
+        run_directory: where drills lay their zones (`guards/thermal/sources/drill.py`); None: there are no drills.
 
     Raises:
         ValueError: settings that make no ladder of limits.
@@ -39,7 +42,9 @@ class ThermalGuard:
 
     name = "thermal"
 
-    def __init__(self, roots: Roots, settings: ThermalSettings, stage: Stage | None) -> None:
+    def __init__(
+        self, roots: Roots, settings: ThermalSettings, stage: Stage | None, run_directory: Path | None = None
+    ) -> None:
         ladder(1, settings.least_duty_percent, settings.step_percent)
         self._settings = settings
         self._stage = stage
@@ -52,6 +57,7 @@ class ThermalGuard:
             ThrottleAlerts(roots, self._reader),
             CpuClocks(roots, self._reader),
             GpuClocks(roots, self._reader),
+            *(() if run_directory is None else (DrillZones(run_directory, self._reader),)),
         )
         self.period_seconds = settings.period_seconds
         self.deadline_seconds = (

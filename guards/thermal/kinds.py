@@ -39,6 +39,7 @@ COLDEST_CELSIUS = -40.0
 HOTTEST_CELSIUS = 130.0
 # A few drivers answer in whole degrees where the kernel's interface has thousandths.
 LEAST_MILLIDEGREES = 150
+MOST_CHARACTERS = 64  # of a number with its blanks; thousands of digits are no float any more
 PMIC_PLACEHOLDER_CELSIUS = 100.0
 
 
@@ -51,8 +52,10 @@ def kind_of(name: str) -> Kind:
 def believe_millidegrees(text: str, kind: Kind) -> tuple[float | None, str]:
     """Degrees Celsius of a kernel file, or None and the reason."""
     try:
-        raw = int(text)
+        raw = int(text) if len(text) <= MOST_CHARACTERS else None
     except ValueError:
+        raw = None
+    if raw is None:
         return None, f"{text.strip()[:20]!r} is no temperature" if text.strip() else "it says nothing"
     if 0 < abs(raw) < LEAST_MILLIDEGREES:
         return None, f"{raw} is not in thousandths of a degree"

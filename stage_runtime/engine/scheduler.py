@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from stage_runtime.engine.requests import request_problem
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest, TokenEvent
-from stage_runtime.link.steps import EntryStatus, Output, StepEntry, TokenKind, TokenResult
+from stage_runtime.link.steps import SHEDDING_LIMIT, EntryStatus, Output, StepEntry, TokenKind, TokenResult
 
 # The gateway queues and answers 429 by its own limit; this one only bounds memory against a gateway that does not.
 QUEUED_SEQUENCES_LIMIT = 256
@@ -118,12 +118,15 @@ class Scheduler:
 
     Attributes:
         batch_limit: least batch limit that any stage asked for lately, in sequences.
+        shedding: a stage asked for no new sequences. What is open goes on, with the batch limit that held before; only
+            when nothing is open one is admitted, so that the ring still serves, and hears when the stage is well.
         freed: ids whose KV caches every stage has to drop; the caller takes them.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.batch_limit = limits.max_batch_sequences
+        self.shedding = False
         self.freed: list[int] = []
         self._queue: deque[Sequence] = deque()
         self._active: dict[int, Sequence] = {}  # in order of admission
@@ -215,7 +218,9 @@ class Scheduler:
     def complete(self, results: tuple[TokenResult, ...], batch_limit: int) -> list[Delivery]:
         """The oldest micro-batch in flight came back."""
         self._in_flight.popleft()
-        self.batch_limit = max(1, min(batch_limit, self.limits.max_batch_sequences))
+        self.shedding = batch_limit == SHEDDING_LIMIT
+        if not self.shedding:
+            self.batch_limit = min(batch_limit, self.limits.max_batch_sequences)
         deliveries: list[Delivery] = []
         for result in results:
             sequence = self._active.get(result.sequence_id)
@@ -235,6 +240,8 @@ class Scheduler:
         opened = []
         while self._queue and len(self._active) < self.limits.max_sequences:
             sequence_id = self._queue[0].request.sequence_id
+            if self.shedding and self._active and not self._queue[0].goes_on:
+                break  # what had begun before its ring broke is open for its user
             if any(sequence_id in ids for ids in self._in_flight):
                 break  # it ended and was submitted again: what its earlier life still has in flight must not count
             sequence = self._queue.popleft()

@@ -1,4 +1,4 @@
-"""Control bodies: dataclasses as JSON, parsed strictly (exact keys, exact types, no NaN)."""
+"""Control bodies: dataclasses as JSON, parsed strictly (exact keys but for those of `later`, exact types, no NaN)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union
 
 from stage_runtime.link.frames import FrameError
@@ -17,6 +17,15 @@ from stage_runtime.link.messages import FinishedEvent, SamplingParameters, Token
 PROTOCOL = 2
 U64 = 2**64
 T = TypeVar("T")
+_LATER = "later"
+
+
+def later(default: Any) -> Any:
+    """A field that the release before did not have: it is left out where it has its default, and may be missing.
+
+    Whoever sends another value must know that the other side takes it.
+    """
+    return field(default=default, metadata={_LATER: True})
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,15 @@ def encode_control(message: Any) -> bytes:
     Raises:
         ValueError: a float is NaN or infinite.
     """
-    return json.dumps(asdict(message), separators=(",", ":"), allow_nan=False).encode()
+    data, defaults = asdict(message), _later_fields(typing.cast(Any, type(message)))
+    shown = {name: value for name, value in data.items() if name not in defaults or value != defaults[name]}
+    return json.dumps(shown, separators=(",", ":"), allow_nan=False).encode()
+
+
+@functools.cache
+def _later_fields(kind: Any) -> Mapping[str, Any]:
+    """Names and defaults of the fields made by `later`."""
+    return {each.name: each.default for each in fields(kind) if each.metadata.get(_LATER)}
 
 
 def decode_control(kind: type[T], body: bytes) -> T:
@@ -177,17 +194,17 @@ def _checker(kind: Any) -> Checker:
 def _dataclass_checker(kind: Any) -> Checker:
     hints = typing.get_type_hints(kind)
     checkers = [(field.name, _checker(hints[field.name])) for field in fields(kind)]
-    names = {name for name, _ in checkers}
+    names, defaults = {name for name, _ in checkers}, _later_fields(kind)
 
     def check(data: Any) -> Any:
         if not isinstance(data, dict):
             raise _Mismatch("expected a mapping")
-        if names != data.keys():
-            raise _Mismatch(f"unknown or missing keys {sorted(names ^ data.keys())}")
+        if wrong := (names ^ data.keys()) - (defaults.keys() - data.keys()):
+            raise _Mismatch(f"unknown or missing keys {sorted(wrong)}")
         values, name = [], ""
         try:
             for name, checker in checkers:
-                values.append(checker(data[name]))
+                values.append(checker(data[name]) if name in data else defaults[name])
         except _Mismatch as error:
             error.path = (name, *error.path)
             raise

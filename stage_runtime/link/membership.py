@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fleet.planning.plan import PipelinePlan
+from stage_runtime.link.control import later
 
+# Key of a coordinator's Hello.extra: what it takes beyond the fields that every release of the protocol has.
+TAKES_KEY = "takes"
+TAKES_WALL_CLOCK = "wall_unix_seconds"
 StageStateName = Literal["loading", "loaded", "ready", "failed"]
 
 
@@ -61,7 +65,10 @@ class Heartbeat:
         step_seconds: median time of the last micro-batches, per micro-batch; None before the first.
         usual_step_seconds: the same over its whole history; what "slow" is measured against.
         memory_available_bytes: of the box. resident_bytes: of the process.
-        temperature_celsius: None where no sensor is. guard_state: of the box's guards, empty where none run.
+        temperature_celsius: None where no sensor is. guard_state: of the box's guards, empty where none run, "silent"
+            where they have stopped to say anything.
+        wall_unix_seconds: the box's wall clock when this was made, for comparison only; None where the coordinator is
+            of a release that does not take it.
     """
 
     epoch: int
@@ -80,6 +87,7 @@ class Heartbeat:
     resident_bytes: int
     temperature_celsius: float | None
     guard_state: str
+    wall_unix_seconds: float | None = later(None)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from stage_runtime.link.messages import TokenLogprob
 PROBE_WHOLE_ID = 2**64 - 1
 PROBE_STEPS_ID = 2**64 - 2
 MAX_ENTRIES = 4096
+# A batch limit that asks for no new sequences, as memory is short on a stage; the least of all, so it travels round.
+SHEDDING_LIMIT = 0
 
 _STEP_HEAD = struct.Struct("<HHBxxxI")  # entries, batch limit, dtype, hidden size
 _STEP_ENTRY = struct.Struct("<QIIBBxxI")  # sequence, position, rows, output, status, kv_len
@@ -80,7 +82,7 @@ class Step:
         entries: in the order of their rows.
         hidden: row-major, shape [sum of rows, hidden_size], little-endian.
         hidden_size: columns.
-        batch_limit: least batch limit of the stages it passed, in sequences.
+        batch_limit: least batch limit of the stages it passed, in sequences; `SHEDDING_LIMIT` if one of them sheds.
         dtype: of `hidden`.
     """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import socket
 import time
 from pathlib import Path
@@ -15,18 +14,17 @@ from stage_runtime.server.memory import trim
 from stage_runtime.server.state import Guarded, StageState
 
 LINE_BYTES = 64 * 1024
-
-
 # A box's guards say how it stands every few seconds; what they said longer ago says nothing any more.
 GUARDS_SECONDS = 60.0
 TEXT_CHARACTERS = 200
 COLDEST_CELSIUS, HOTTEST_CELSIUS = -60.0, 200.0
 OPERATIONS = """{"op": "health"}, {"op": "batch-limit", "sequences": n ≥ 1}, {"op": "duty-limit", "percent": 1…100}, \
-{"op": "trim"} or {"op": "guards", "state": text, "temperature_celsius": number or null}"""
+{"op": "shed", "shedding": true or false}, {"op": "trim"} or \
+{"op": "guards", "state": text, "temperature_celsius": number or null}"""
 
 
 class AdminServer:
-    """Answers health, and obeys the guards of this box: batch limit, duty cycle, trimming of freed memory.
+    """Answers health, and obeys the guards of this box: batch limit, duty cycle, shedding, trimming of freed memory.
 
     Args:
         state: what to show and change.
@@ -89,9 +87,14 @@ class AdminServer:
             ):
                 self._state.compute.duty_percent = float(percent)
                 return {"duty_limit_percent": self._state.compute.duty_percent}
+            case {"op": "shed", "shedding": bool(shedding)}:
+                self._state.shedding = shedding
+                return {"shedding": shedding}
             case {"op": "trim"}:
                 return await self._trim()
-            case {"op": "guards", "state": str(text), "temperature_celsius": None | int() | float() as celsius}:
+            case {"op": "guards", "state": str(text), "temperature_celsius": None | int() | float() as celsius} if (
+                celsius is not True and celsius is not False
+            ):
                 shown = "".join(character for character in text[:TEXT_CHARACTERS] if character.isprintable())
                 self._state.guarded = Guarded(shown, _plausible(celsius), time.monotonic() + GUARDS_SECONDS)
                 return {}
@@ -100,15 +103,13 @@ class AdminServer:
     async def _trim(self) -> dict[str, Any]:
         """In the compute thread, which alone may hold heap blocks of any size, and only while it has nothing to do."""
         if self._state.open_sequences or self._state.compute.working_seconds:
-            return {"error": "sequences are open: ask again when the stage is idle"}
+            return {"error": "the stage is not idle: ask again later"}
         return {"freed_bytes": await self._state.compute.run(trim)}
 
 
 def _plausible(celsius: float | None) -> float | None:
     """A temperature that a board can have, or None."""
-    if celsius is None or isinstance(celsius, bool) or not math.isfinite(celsius):
-        return None
-    return float(celsius) if COLDEST_CELSIUS <= celsius <= HOTTEST_CELSIUS else None
+    return float(celsius) if celsius is not None and COLDEST_CELSIUS <= celsius <= HOTTEST_CELSIUS else None
 
 
 def _bind(path: Path) -> socket.socket:

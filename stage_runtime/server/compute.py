@@ -20,7 +20,7 @@ WATCH_SECONDS = 1.0
 PR_SET_NAME = 15  # linux/prctl.h
 FULL_DUTY_PERCENT = 100.0
 LEAST_DUTY_PERCENT = 1.0
-# Of one rest, however long the micro-batch before it was: whoever waits for longer looks hung.
+# Of one rest, however long the micro-batch before it was: whoever waits for a token notices.
 MOST_REST_SECONDS = 2.0
 
 
@@ -33,14 +33,14 @@ class ComputeThread:
     Attributes:
         work: how micro-batches go.
         held_seconds: for how long the oldest call has not ended, as far as `watch` saw.
-        duty_percent: share of the time in which micro-batches are computed at most; the thread rests between them.
+        duty_percent: share of the time in which micro-batches are computed at most, for a box that is too hot.
     """
 
     def __init__(self, threads: int) -> None:
         self.work = WorkMeter()
         self.held_seconds = 0.0
         self.duty_percent = FULL_DUTY_PERCENT
-        self._rest_until = 0.0  # of the thread itself
+        self._rest_until = 0.0  # monotonic seconds; no micro-batch begins before
         self._busy_seconds = 0.0
         self._running_since: float | None = None
         self._calls: dict[Future[Any], float] = {}  # that have not ended -> when they were made; oldest first
@@ -65,9 +65,16 @@ class ComputeThread:
         return result
 
     async def step(self, function: Callable[..., T], *arguments: object) -> T:
-        """The same for a call that computes a micro-batch, or a part of one: it counts as progress."""
-        call = self._submit(function, arguments, self.work.end, rests=True)
-        result, _ = await asyncio.wrap_future(call)
+        """The same for a call that computes a micro-batch, or a part of one: it counts as progress, and waits for the
+        rest that is due after the one before.
+
+        The wait is the caller's and not the thread's, so orders and pages are served meanwhile, a stop ends it, and
+        nobody takes it for work that hangs. It comes before a micro-batch and not behind one: results wait for
+        nothing, and time without work is rest too.
+        """
+        if (left := self._rest_until - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+        result, _ = await asyncio.wrap_future(self._submit(function, arguments, self._stepped))
         return result
 
     async def watch(self) -> None:
@@ -86,8 +93,6 @@ class ComputeThread:
         function: Callable[..., T],
         arguments: tuple[object, ...],
         note: Callable[[float | None], None] = lambda seconds: None,
-        *,
-        rests: bool = False,
     ) -> Future[tuple[T, float]]:
         loop = asyncio.get_running_loop()
 
@@ -97,7 +102,7 @@ class ComputeThread:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
                 loop.call_soon_threadsafe(self._end, call, note, seconds)
 
-        call = self._executor.submit(self._timed, function, arguments, rests=rests)
+        call = self._executor.submit(self._timed, function, arguments)
         self._calls[call] = time.monotonic()
         # whoever waits may be cancelled; the thread is hung until the call has ended, and the pulse must say so
         call.add_done_callback(ended)
@@ -107,10 +112,14 @@ class ComputeThread:
         del self._calls[call]
         note(seconds)
 
-    def _timed(self, function: Callable[..., T], arguments: tuple[object, ...], *, rests: bool) -> tuple[T, float]:
-        if rests:
-            # before a micro-batch, not behind it: its result waits for nothing, and time without work is rest too
-            time.sleep(max(0.0, self._rest_until - time.monotonic()))
+    def _stepped(self, seconds: float | None) -> None:
+        self.work.end(seconds)
+        if seconds is not None and self.duty_percent < FULL_DUTY_PERCENT:
+            rest = min(seconds * (FULL_DUTY_PERCENT / self.duty_percent - 1.0), MOST_REST_SECONDS)
+            # two epochs that compute beside each other owe the sum of their rests
+            self._rest_until = max(self._rest_until, time.monotonic()) + rest
+
+    def _timed(self, function: Callable[..., T], arguments: tuple[object, ...]) -> tuple[T, float]:
         start = time.monotonic()
         self._running_since = start
         try:
@@ -118,11 +127,7 @@ class ComputeThread:
             return result, time.monotonic() - start
         finally:
             self._running_since = None
-            ended = time.monotonic()
-            self._busy_seconds += ended - start
-            if rests:
-                rest = (ended - start) * (FULL_DUTY_PERCENT / self.duty_percent - 1.0)
-                self._rest_until = ended + min(rest, MOST_REST_SECONDS)
+            self._busy_seconds += time.monotonic() - start
 
 
 def _begin(threads: int) -> None:

@@ -14,6 +14,8 @@ from stage_runtime.link.control import decode_control, encode_control
 from stage_runtime.link.endpoints import LinkSettings, dial
 from stage_runtime.link.frames import Frame, FrameError, FrameType
 from stage_runtime.link.membership import (
+    TAKES_KEY,
+    TAKES_WALL_CLOCK,
     Abort,
     Challenge,
     ChallengeAnswer,
@@ -128,7 +130,10 @@ class Control:
             self._send(FrameType.LEAVING, Leaving(self._leaving))
         orders: asyncio.Queue[Frame] = asyncio.Queue(ORDERS_QUEUED)
         await until_first_ends(
-            self._receive(link, orders), self._obey(orders), self._write(link, outgoing), self._beat()
+            self._receive(link, orders),
+            self._obey(orders),
+            self._write(link, outgoing),
+            self._beat(wall_clock=TAKES_WALL_CLOCK in link.peer.extra.get(TAKES_KEY, "").split()),
         )
 
     def _lost(self, reason: str) -> None:
@@ -170,10 +175,10 @@ class Control:
         while True:
             await link.send(await outgoing.get())
 
-    async def _beat(self) -> None:
+    async def _beat(self, *, wall_clock: bool) -> None:
         while True:
             self._news.clear()
-            self._send(FrameType.HEARTBEAT, self._pulse.heartbeat())
+            self._send(FrameType.HEARTBEAT, self._pulse.heartbeat(wall_clock=wall_clock))
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._state.config.heartbeat_seconds, self._news.wait())
 

@@ -108,7 +108,7 @@ class RingDriver:
             )
         self._state.micro_batches += 1
         self._state.rows += len(batch.token_ids)
-        await pipe.submit(batch.entries, batch.token_ids, self._state.batch_limit)
+        await pipe.submit(batch.entries, batch.token_ids, self._state.ring_limit)
         return True
 
     async def _collect(self) -> None:

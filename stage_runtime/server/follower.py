@@ -244,7 +244,7 @@ class Follower:
         self._state.micro_batches += 1
         self._state.rows += sum(entry.rows for entry in step.entries)
         self._state.tokens.add(sum(entry.output is Output.LAST for entry in step.entries))
-        step = replace(step, batch_limit=min(step.batch_limit, self._state.batch_limit))
+        step = replace(step, batch_limit=min(step.batch_limit, self._state.ring_limit))
         if not self._last:
             result = await self._compute.step(self._engine.forward, step)
             answer = self._frame(FrameType.STEP, encode_step(result), frame.micro_batch)

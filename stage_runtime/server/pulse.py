@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import dataclass, field
 
 import psutil
@@ -48,8 +49,12 @@ class Pulse:
             self.head_seconds,
         )
 
-    def heartbeat(self) -> Heartbeat:
-        """The pulse."""
+    def heartbeat(self, *, wall_clock: bool) -> Heartbeat:
+        """The pulse.
+
+        Args:
+            wall_clock: whether the coordinator takes the box's time.
+        """
         state, work, memory = self.state, self.state.compute.work, box_memory()
         serving, guards = state.serving, state.guards
         most = serving.prepare.plan.max_sequences if serving else 1
@@ -75,4 +80,5 @@ class Pulse:
             resident_bytes=psutil.Process().memory_info().rss,
             temperature_celsius=guards.temperature_celsius,
             guard_state=guards.state,
+            wall_unix_seconds=time.time() if wall_clock else None,
         )

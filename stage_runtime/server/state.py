@@ -16,6 +16,7 @@ from fleet import __version__
 from fleet.planning.plan import StagePlan
 from stage_runtime.engine.stage import StageEngine
 from stage_runtime.link.membership import LinkReport, Prepare, StageStateName
+from stage_runtime.link.steps import SHEDDING_LIMIT
 from stage_runtime.server.compute import ComputeThread
 from stage_runtime.server.config import StageConfig
 
@@ -111,6 +112,7 @@ class StageState:
         failure: why this stage can't serve at all, or what stopped the last plan here; empty otherwise.
         idle_reason: why no plan is in force.
         batch_limit: sequences in one micro-batch that this box allows now.
+        shedding: no new sequences, as memory is short here.
         guarded: what the box's guards said last.
         incarnation: starts of the stage on this box.
         coordinator_reason: why the coordinator is not connected; empty while it is.
@@ -131,6 +133,7 @@ class StageState:
     weight_bytes: int = 0
     kernel_difference: float | None = None
     batch_limit: int = 0
+    shedding: bool = False
     guarded: Guarded = Guarded()
     incarnation: int = 0
     coordinator_reason: str = "not connected yet"
@@ -227,6 +230,11 @@ class StageState:
         return live if self.kept_engine is None else [*live, self.kept_engine]
 
     @property
+    def ring_limit(self) -> int:
+        """The batch limit that travels in the ring; `SHEDDING_LIMIT` while this box sheds."""
+        return SHEDDING_LIMIT if self.shedding else self.batch_limit
+
+    @property
     def guards(self) -> Guarded:
         """What the guards say now."""
         return self.guarded if time.monotonic() < self.guarded.until else Guarded("silent")
@@ -286,6 +294,7 @@ class StageState:
             "batch_limit_sequences": self.batch_limit,
             "max_batch_sequences": self.config.max_batch_sequences,
             "duty_limit_percent": self.compute.duty_percent,
+            "shedding": self.shedding,
             "largest_logit_difference": self.finite_logit_difference,
             "clock_synchronised": self.config.tls.clock_synchronised,
             "timings_seconds": {"load": self.load_seconds, "warm_up": self.warm_up_seconds},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -216,7 +217,7 @@ class ScriptedStage(Dialler):
 
     Attributes:
         answer: the vote on a PREPARE; None: none comes. beats: sends heartbeats. deaf: COMMIT does not reach it.
-        working_seconds, step_seconds: for heartbeats.
+        working_seconds, step_seconds: for heartbeats. clock_error_seconds: of its wall clock.
         prepared, committed, serving: epochs, as its log and its ring have them.
     """
 
@@ -233,6 +234,7 @@ class ScriptedStage(Dialler):
         self.beats = True
         self.working_seconds = 0.0
         self.step_seconds: float | None = None
+        self.clock_error_seconds = 0.0
         self.prepared = self.committed = self.serving = 0
         self.retired = 0
         self._pulse: asyncio.Task[None] | None = None
@@ -294,9 +296,9 @@ class ScriptedStage(Dialler):
     async def beat_once(self) -> None:
         """One heartbeat."""
         state: Any = "ready" if self.serving else "loaded"
-        heartbeat = Heartbeat(
-            self.serving, state, "", 0, 0, 0, 0.0, 0, 1, self.working_seconds, self.step_seconds, 0.01, 0, 0, None, ""
-        )
+        wall = time.time() + self.clock_error_seconds
+        working, step = self.working_seconds, self.step_seconds
+        heartbeat = Heartbeat(self.serving, state, "", 0, 0, 0, 0.0, 0, 1, working, step, 0.01, 0, 0, None, "", wall)
         await self.say(FrameType.HEARTBEAT, heartbeat)
 
     async def _beat(self) -> None:

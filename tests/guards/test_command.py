@@ -23,6 +23,7 @@ import pytest
 
 from fleet.provision.agent.rpc import SupervisorRpc
 from fleet.provision.supervisor_config import Program, render_supervisor_config
+from guards.beat import FILE_NAME, read_beat
 from guards.settings import GuardSettings
 from stage_runtime.link.tls import TlsIdentity
 from tests.stage_runtime.pki import SiteCa
@@ -187,6 +188,10 @@ def test_all_guards_run_and_tell(box: Box) -> None:
     assert parts["supervisord"] == "healthy"
     assert document["budgets_left"]["restart-engine"] > 0
     assert document["trouble"] == ""
+    beat = read_beat(box.state.parent / FILE_NAME)
+    assert beat is not None
+    assert (beat.pid, beat.allowed_seconds) == (box.pid("guards"), 120.0)
+    assert 0.0 <= time.monotonic() - beat.round_seconds < beat.allowed_seconds
     status, health = box.get("/health")
     assert health["box"] == "box1"
     assert (status == 503) == (health["state"] == "unhealthy")

@@ -73,7 +73,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ({"schema": 2}, "schema: read 2, this version knows 1"),
         ({"boxx": "a"}, "unknown key 'boxx', did you mean 'box'?"),
         ({"observe": "no"}, "observe: read 'no', expected true or false"),
-        ({"build_unix_seconds": "now"}, "build_unix_seconds: read 'now', expected a number"),
+        ({"build_unix_seconds": "now"}, "build_unix_seconds: read 'now', expected a number from 0 on"),
         ({"programs": [""]}, "programs[0]: read '', expected a mapping"),
         ({"programs": [{"name": "p"}] * 65}, "programs: read 65, expected at most 64"),
         (
@@ -100,7 +100,18 @@ def test_settings_are_complete_and_nothing_else(tmp_path: Path) -> None:
     data["settings"]["clock"] |= {"query_seconds": 3.0, "quarry_seconds": 3.0}
     with pytest.raises(FleetError, match=r"unknown key 'settings\.clock\.quarry_seconds'"):
         load_config(write(tmp_path, data))
+
+
+@pytest.mark.parametrize("wrong", [True, "80", None, -1, float("nan"), float("inf"), 10**400])
+def test_settings_are_numbers_and_complaints_name_the_whole_path(tmp_path: Path, wrong: object) -> None:
     data = document()
-    data["settings"]["thermal"]["high_celsius"] = True
-    with pytest.raises(FleetError, match="high_celsius: read 'True', expected a number"):
+    data["settings"]["thermal"]["high_celsius"] = wrong
+    with pytest.raises(FleetError, match=r"settings\.thermal\.high_celsius(: read '|' is missing)"):
+        load_config(write(tmp_path, data))
+
+
+def test_a_guard_without_a_pause_is_refused(tmp_path: Path) -> None:
+    data = document()
+    data["settings"]["liveness"]["period_seconds"] = 0
+    with pytest.raises(FleetError, match=r"settings\.liveness\.period_seconds: read 0, expected at least 0\.1"):
         load_config(write(tmp_path, data))

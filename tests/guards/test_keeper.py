@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 
@@ -12,6 +17,7 @@ from guards.budgets import Budget, Ledger
 from guards.keeper import IDLE_SAVE_SECONDS, SAVE_SECONDS, BudgetSpent, Keeper
 from guards.store import FILE_NAME, DamagedStore, Kept, Store
 
+WAIT_SECONDS = 20.0
 BUDGETS = {"restart": Budget(2, 3600.0), "gentle": Budget(100, 60.0)}
 
 
@@ -34,6 +40,124 @@ class FullDisk(Store):
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
         super().save(kept)
+
+
+class Noting(Store):
+    """A store that notes what was written: the running seconds of each."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.written: list[float] = []
+
+    def save(self, kept: Kept) -> None:
+        super().save(kept)
+        self.written.append(kept.running_seconds)
+
+
+class HangingDisk(Noting):
+    """A disk that hangs in each read and write until `let_go`, as a dead network drive does."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._fifo = directory / "hang"
+        os.mkfifo(self._fifo)
+        self.hangs = False
+
+    def load(self) -> Kept | None:
+        self._hang()
+        return super().load()
+
+    def save(self, kept: Kept) -> None:
+        self._hang()
+        super().save(kept)
+
+    def _hang(self) -> None:
+        if self.hangs:
+            with self._fifo.open("wb"):  # waits for a reader
+                pass
+
+    def let_go(self) -> None:
+        self.hangs = False
+        os.close(os.open(self._fifo, os.O_RDONLY | os.O_NONBLOCK))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = monotonic() + WAIT_SECONDS
+    while not condition():
+        assert monotonic() < end, "not in time"
+        sleep(0.01)
+
+
+def store_threads() -> int:
+    """Writers that live; earlier tests have left others."""
+    return sum(thread.name == "store" for thread in threading.enumerate())
+
+
+def test_a_disk_that_hangs_stops_nobody_and_pays_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("guards.keeper.CHARGE_SECONDS", 0.2)
+    monkeypatch.setattr("guards.keeper.CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("guards.writer.HUNG_SECONDS", 0.05)
+    time, store = Time(), HangingDisk(tmp_path)
+    keeper = Keeper(store, BUDGETS, time)
+    before = store_threads()
+    store.hangs = True
+    with pytest.raises(BudgetSpent, match=r"budget restart: .*not written within 0\.2 s: the disk hangs"):
+        keeper.charge("restart")
+    assert "a write hangs for" in keeper.trouble
+    assert keeper.write_seconds > 0
+    for _ in range(5):  # refused at once, and nothing is taken off
+        with pytest.raises(BudgetSpent, match="a write hangs for"):
+            keeper.charge("restart")
+    keeper.charge("gentle", although_unwritten=True)
+    keeper.remember("thermal", {"limit": 1})
+    for minute in range(1, 5):  # the loop goes on, and no threads pile up
+        time.seconds = minute * SAVE_SECONDS
+        keeper.remember("thermal", {"limit": minute})
+        keeper.save_in_time()
+    assert store_threads() == before + 1
+    assert keeper.left()["restart"] == 1
+    keeper.close()  # a bounded wait
+    assert "at the end: " in caplog.text
+    store.let_go()
+    until(lambda: len(store.written) == 2)
+    assert keeper.trouble == ""
+    again = Keeper(Store(tmp_path), BUDGETS, Time())
+    assert again.memory("thermal") == {"limit": 4}  # of the states meanwhile, the latest
+    assert again.left()["restart"] == 1
+
+
+def test_a_disk_that_hangs_at_the_start_leaves_one_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("guards.keeper.LOAD_SECONDS", 0.1)
+    store = HangingDisk(tmp_path)
+    store.hangs = True
+    keeper = Keeper(store, BUDGETS, Time())
+    assert "cannot be read: no answer within 0.1 s" in keeper.trouble
+    assert keeper.left() == {"restart": 1, "gentle": 1}
+    store.let_go()
+    keeper.charge("restart")
+    assert keeper.trouble == ""
+
+
+def test_a_memory_that_is_no_json_is_that_guards_fault_alone(tmp_path: Path) -> None:
+    keeper = Keeper(Store(tmp_path), BUDGETS, Time())
+    for wrong in (float("nan"), float("inf"), object()):
+        with pytest.raises((ValueError, TypeError)):
+            keeper.remember("thermal", {"limit": wrong})
+    keeper.charge("restart")
+    assert keeper.trouble == ""
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, "guards.new"])
+def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    keeper = Keeper(Store(tmp_path), BUDGETS, Time())
+    with contextlib.suppress(BudgetSpent):  # the first write may but clear the way
+        keeper.charge("restart")
+    keeper.close()
+    assert keeper.trouble == ""
+    assert Keeper(Store(tmp_path), BUDGETS, Time()).left() == keeper.left()
 
 
 def test_budgets_and_time_outlive_a_power_cut_right_after_an_action(tmp_path: Path) -> None:
@@ -78,20 +202,19 @@ def test_no_number_of_reboots_brings_a_budget_back(tmp_path: Path) -> None:
 
 
 def test_memories_are_written_seldom_and_only_if_they_change(tmp_path: Path) -> None:
-    time = Time()
-    keeper = Keeper(Store(tmp_path), BUDGETS, time)
+    time, store = Time(), Noting(tmp_path)
+    keeper = Keeper(store, BUDGETS, time)
     keeper.remember("thermal", {"limit": 4})
     keeper.save_in_time()
-    assert not (tmp_path / FILE_NAME).exists()
     time.seconds = SAVE_SECONDS
     keeper.save_in_time()
-    written = (tmp_path / FILE_NAME).stat().st_ino
+    until(lambda: store.written == [SAVE_SECONDS])  # and not at 0
     keeper.remember("thermal", {"limit": 4})
     time.seconds = 2 * SAVE_SECONDS
     keeper.save_in_time()
-    assert (tmp_path / FILE_NAME).stat().st_ino == written
     time.seconds += IDLE_SAVE_SECONDS
     keeper.save_in_time()
+    until(lambda: store.written == [SAVE_SECONDS, time.seconds])
     again = Keeper(Store(tmp_path), BUDGETS, Time())
     assert again.memory("thermal") == {"limit": 4}
     assert again.memory("clock") is None
@@ -109,7 +232,7 @@ def test_on_a_full_disk_only_what_makes_room_is_paid_for(tmp_path: Path) -> None
     store.full = False
     time.seconds = SAVE_SECONDS
     keeper.save_in_time()
-    assert keeper.trouble == ""
+    until(lambda: keeper.trouble == "")
     assert Keeper(Store(tmp_path), BUDGETS, Time()).left() == {"restart": 1, "gentle": 100}
 
 
@@ -125,6 +248,10 @@ def test_on_a_full_disk_only_what_makes_room_is_paid_for(tmp_path: Path) -> None
         '{"schema":1,"running_seconds":NaN,"ledger":{},"memories":{}}',
         '{"schema":1,"running_seconds":0,"ledger":{"restart":["x"]},"memories":{}}',
         '{"schema":1,"running_seconds":0,"ledger":{},"memories":{"thermal":3}}',
+        '{"schema":1,"running_seconds":1e300,"ledger":{},"memories":{}}',
+        '{"schema":1,"running_seconds":1' + "0" * 400 + ',"ledger":{},"memories":{}}',
+        '{"schema":1,"running_seconds":5,"ledger":{"restart":[NaN]},"memories":{}}',
+        '{"schema":1,"running_seconds":5,"ledger":{"restart":[6]},"memories":{}}',
         "[" * 100_000,
     ],
 )

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from fleet.provision.agent.rpc import SupervisorRpc
+from guards.beat import Beat, read_beat
 from guards.parent import Asker, Notifier, Watchdog, main
 
 WAIT_SECONDS = 20.0
@@ -56,7 +58,22 @@ def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Sy
     receiver.close()
 
 
+# Guards whose first process beats once and hangs; those after it go on.
+GUARDS = f"""
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(Path.cwd())!r})
+from guards.beat import Beat, write_beat
+here = Path(__file__).parent
+first = not (here / "guards.beat").exists()
+while True:
+    write_beat(here / "guards.beat", Beat(os.getpid(), time.monotonic(), 1.0))
+    time.sleep(1000 if first else 0.05)
+"""
+
+
 def configuration(directory: Path) -> Path:
+    (directory / "guards.py").write_text(GUARDS)
     file = directory / "supervisord.conf"
     file.write_text(
         f"""[unix_http_server]
@@ -66,6 +83,9 @@ logfile={directory}/supervisord.log
 pidfile={directory}/s.pid
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+[program:guards]
+command={sys.executable} {directory}/guards.py
+startsecs=0
 [program:sleeper]
 command=/bin/sh -c "env > {directory}/environment; exec sleep 1000"
 """,
@@ -122,6 +142,36 @@ def test_pings_only_while_supervisord_answers(systemd: tuple[Systemd, str], star
     silent = [receiver.next() for _ in range(3)]
     assert all("does not answer" in message and "WATCHDOG" not in message for message in silent)
     os.kill(pid, signal.SIGCONT)
+    receiver.until("WATCHDOG=1")
+
+
+@pytest.mark.parametrize("systemd", ["path"], indirect=True)
+def test_guards_that_hang_are_killed_and_nothing_else(
+    systemd: tuple[Systemd, str], start: Start, tmp_path: Path
+) -> None:
+    receiver, address = systemd
+    start(**watched(address))
+    receiver.until("READY=1")
+    rpc = SupervisorRpc(str(tmp_path / "s.sock"))
+
+    def beat() -> Beat:
+        end = time.monotonic() + WAIT_SECONDS
+        while (found := read_beat(tmp_path / "guards.beat")) is None:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        return found
+
+    hung, sleeper = beat(), rpc.programs()["sleeper"]["pid"]
+    end = time.monotonic() + WAIT_SECONDS
+    while (again := beat()).pid == hung.pid:
+        assert time.monotonic() < end, "the hung guards are still there"
+        time.sleep(0.1)
+    while beat().round_seconds < again.round_seconds + 3.0:  # those that go on are left alone
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    programs = rpc.programs()
+    assert programs["guards"]["pid"] == again.pid
+    assert programs["sleeper"]["pid"] == sleeper
     receiver.until("WATCHDOG=1")
 
 

@@ -15,6 +15,7 @@ from guards.budgets import Budget
 from guards.findings import Action, Decision, Finding, Repair, State
 from guards.guard import ActionFailed, Guard
 from guards.keeper import Keeper
+from guards.metrics import BoardCollector, render
 from guards.performer import Performer
 from guards.post import CRASHES_UNTIL_FORGOTTEN, MOST_HUNG_THREADS, OWN_PART, Post
 from guards.runner import Runner
@@ -265,6 +266,67 @@ def test_the_runner_looks_after_all_and_stops() -> None:
     rounds = house.rounds("fine")
     time.sleep(0.1)
     assert house.rounds("fine") <= rounds + 1
+
+
+def test_where_no_thread_is_to_be_had_the_next_second_tries_again(
+    ends: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House((Counting("late"),))
+    (post,) = house.posts
+    ends.append(post.stop)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError(f"can't start new thread {thread.name}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                post.watch()
+    post.watch()
+    until(lambda: house.rounds("late") > 1)
+    assert threads_of("late") == 1
+
+
+def test_the_sign_of_life_stands_still_with_the_rounds_or_the_loop(ends: list[Callable[[], object]]) -> None:
+    gate = threading.Event()
+    ends.append(gate.set)
+    house = House((Counting("stuck", deadline_seconds=60.0, trouble=lambda: bool(gate.wait())), Counting("fine")))
+    runner = Runner(house.posts, house.keeper, house.board)
+    assert runner.allowed_seconds == 120.0
+    start = runner.round_seconds
+    house.posts[1].one_round()
+    assert runner.round_seconds == start  # the loop has not come round
+    thread = threading.Thread(target=runner.run)
+    thread.start()
+    until(lambda: runner.round_seconds > start)
+    runner.stop()
+    thread.join(WAIT_SECONDS)
+    last = runner.round_seconds
+    house.posts[1].one_round()
+    assert runner.round_seconds <= last + 1.0
+
+
+def test_what_is_no_text_and_no_figure_does_not_reach_the_pages() -> None:
+    board = Board(["links"], lambda: 0.0)
+    evidence = {"a_bytes": float("nan"), "b_bytes": 10**400, "c_bytes": 7, "d": "eth\udcff", "e_flag": True, "f": None}
+    board.round_ended("links", (Finding("nic/eth\udcff", State.DEGRADED, "of eth\udcff", evidence),), 0.1)
+    board.event("links", "state", "eth\udcff")
+    (finding,) = board.standings()["links"].findings
+    assert (finding.part, finding.reason) == ("nic/eth?", "of eth?")
+    shown = {"a_bytes": None, "b_bytes": None, "c_bytes": 7, "d": "eth?", "e_flag": True, "f": None}
+    assert finding.evidence == shown
+    collector = BoardCollector(board, dict, trouble=str, write_seconds=float)
+    assert b'fleet_guard_c_bytes{guard="links",part="nic/eth?"} 7.0' in render(collector)
+    assert [event.text for event in board.events()] == ["nic/eth?: initialising → degraded: of eth?", "eth?"]
+
+
+def test_a_refusal_that_differs_in_figures_alone_is_no_new_event() -> None:
+    board = Board(["liveness"], lambda: 0.0)
+    for seconds in (61, 63.5):
+        board.event("liveness", "refused", f"restart stage: no lease (hung for {seconds} s)")
+        board.event("liveness", "done", f"batch limit {seconds}")
+    assert [(event.kind, event.times) for event in board.events()] == [("refused", 2), ("done", 1), ("done", 1)]
 
 
 def test_states_that_change_are_events() -> None:

@@ -20,13 +20,14 @@ import pytest
 
 from fleet.provision.agent.rpc import SupervisorRpc
 from fleet.provision.supervisor_config import Program, render_supervisor_config
+from guards.admin_socket import MOST_ANSWER_BYTES, AdminSocket, Silent
 from guards.board import Board
 from guards.budgets import Budget
 from guards.findings import Action, Repair
 from guards.guard import ActionFailed
 from guards.keeper import Keeper
 from guards.restarts import LeaseRefused, Restarts, RestartTiming
-from guards.stage_client import MOST_ANSWER_BYTES, StageClient, StageSilent
+from guards.stage_client import StageClient
 
 WAIT_SECONDS = 20.0
 RESTART = Action(Repair.RESTART_PROGRAM, "stage", "it leaks", {"needs_lease": True}, "restart-stage")
@@ -234,11 +235,15 @@ def test_what_the_stage_is_asked(tmp_path: Path) -> None:
         assert client.trim() == 5
         client.limit_batch(3)
         client.limit_duty(50.0)
+        client.shed_sequences(True)
+        client.tell("unhealthy: clock/clock", 61.5)
         assert client.health() == {"freed_bytes": 5}
     assert [json.loads(line) for line in asked] == [
         {"op": "trim"},
         {"op": "batch-limit", "sequences": 3},
         {"op": "duty-limit", "percent": 50.0},
+        {"op": "shed", "shedding": True},
+        {"op": "guards", "state": "unhealthy: clock/clock", "temperature_celsius": 61.5},
         {"op": "health"},
     ]
 
@@ -256,8 +261,42 @@ def test_answers_that_are_none(tmp_path: Path, answer: bytes) -> None:
 
 def test_a_stage_that_refuses_or_is_not_there(tmp_path: Path) -> None:
     client = StageClient(tmp_path / "a.sock", answer_seconds=0.2)
-    with pytest.raises(StageSilent, match="No such file"):
-        client.ask({"op": "health"})
+    with pytest.raises(Silent, match="No such file"):
+        AdminSocket(tmp_path / "a.sock").ask({"op": "health"})
+    with pytest.raises(ActionFailed, match="No such file"):
+        client.tell("healthy", None)
     with answering(tmp_path / "a.sock", b'{"error": "n is too small"}\n'), pytest.raises(ActionFailed) as caught:
         client.limit_batch(0)
     assert str(caught.value) == "the stage refuses batch-limit: n is too small"
+
+
+def test_figures_of_a_stage_that_are_none_are_unknown(tmp_path: Path) -> None:
+    answer = b'{"a": NaN, "b": -Infinity, "c": 1' + b"0" * 400 + b', "d": 7, "freed_bytes": "many"}\n'
+    with answering(tmp_path / "a.sock", answer):
+        client = StageClient(tmp_path / "a.sock")
+        assert client.health() == {"a": None, "b": None, "c": None, "d": 7, "freed_bytes": "many"}
+        with pytest.raises(ActionFailed, match="tells no bytes: 'many'"):
+            client.trim()
+
+
+def test_an_answer_that_is_dripped_ends_in_time(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            while not ended.wait(0.02):
+                try:
+                    connection.sendall(b" ")
+                except OSError:
+                    return
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "a.sock"))
+        listener.listen()
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        with pytest.raises(Silent, match="timed out"):
+            AdminSocket(tmp_path / "a.sock", answer_seconds=0.3).ask({"op": "health"})
+        ended.set()
+        thread.join()

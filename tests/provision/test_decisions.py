@@ -42,13 +42,13 @@ NO_PORTS = asdict(BoxPorts())
 
 
 def test_local_ports_are_apart_and_a_second_run_keeps_them(tmp_path: Path) -> None:
-    names = ("ring", "metrics", "gateway", "gateway_loopback", "coordinator", "coordinator_http")
+    names = ("ring", "metrics", "gateway", "gateway_loopback", "coordinator", "coordinator_http", "guards")
     wanted = ", ".join(f"{name}: {21401 + 100 * index}" for index, name in enumerate(names))  # used by no one else
     numbers = f"ports: {{{wanted}}}\n"
     site_file = write_site(tmp_path, connection="local", more=numbers)
     first = site_ports(site_file, keep=True)
     used = [port for ports in first.values() for port in asdict(ports).values() if port]
-    assert len(used) == 2 * 3 + 4
+    assert len(used) == 2 * 3 + 4 + 4  # guards are on every box
     assert len(set(used)) == len(used)
     with socket.socket() as busy:  # what it took is busy while the site runs, and stays its own
         busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,6 +78,7 @@ def test_ports_of_an_older_version_are_kept_and_the_new_ones_added(tmp_path: Pat
     ports = site_ports(site_file, keep=True)
     assert (ports["box2"].ring, ports["box2"].metrics, ports["control"].gateway) == (27002, 27012, 28443)
     assert ports["control"].coordinator
+    assert len({ports[name].guards for name in ports} - {0}) == len(ports)
     assert ports["control"].coordinator_http not in {0, ports["control"].coordinator}
     assert site_ports(site_file, keep=False) == ports
 
@@ -85,8 +86,8 @@ def test_ports_of_an_older_version_are_kept_and_the_new_ones_added(tmp_path: Pat
 def test_a_busy_port_is_passed_over(tmp_path: Path) -> None:
     site_file = write_site(tmp_path, connection="local")
     ports = choose_ports(site_file, {}, lambda port: port != 7401)
-    assert [ports[box].ring for box in ("box1", "box2")] == [7402, 7404]
-    assert (ports["box1"].metrics, ports["control"].coordinator) == (7403, 7408)
+    assert [ports[box].ring for box in ("box1", "box2")] == [7402, 7405]
+    assert (ports["box1"].metrics, ports["box1"].guards, ports["control"].coordinator) == (7403, 7404, 7411)
 
 
 def test_no_free_port_is_an_error_with_numbers(tmp_path: Path) -> None:
@@ -105,8 +106,17 @@ def test_ssh_boxes_take_the_inventorys_ports(tmp_path: Path) -> None:
     site_file = write_site(tmp_path, more="ports: {ring: 9000}\n")
     ports = site_ports(site_file, keep=True)
     assert [asdict(ports[box]) for box in ("box1", "control")] == [
-        {**NO_PORTS, "ring": 9000, "metrics": 7403},
-        {**NO_PORTS, "gateway": 8443, "gateway_loopback": 8080, "coordinator": 7402, "coordinator_http": 7405},
+        {**NO_PORTS, "ring": 9000, "metrics": 7403, "guards": 7404},
+        {
+            **NO_PORTS,
+            **{
+                "gateway": 8443,
+                "gateway_loopback": 8080,
+                "coordinator": 7402,
+                "coordinator_http": 7405,
+                "guards": 7404,
+            },
+        },
     ]
     assert not (site_file.state_directory / "ports.json").exists()
 
@@ -139,6 +149,8 @@ def test_endpoints(tmp_path: Path) -> None:
     assert found["gateway_loopback"] is None
     assert found["coordinator"] == {"host": "10.77.0.14", "port": 7405, "server_name": "control.small.fleet.internal"}
     assert found["stages"]["box1"] == {"host": "10.77.0.11", "port": 7403, "server_name": "box1.small.fleet.internal"}
+    assert list(found["guards"]) == ["box1", "box2", "box3", "control"]
+    assert found["guards"]["box2"] == {"host": "10.77.0.12", "port": 7404, "server_name": "box2.small.fleet.internal"}
     local = write_site(tmp_path, connection="local")
     ports = choose_ports(local, {}, lambda port: True)
     loopback = endpoints(local, ports)["gateway_loopback"]

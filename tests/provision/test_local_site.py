@@ -1,6 +1,6 @@
-"""`fleet provision` and `fleet down` on a real local site: real environments, supervisord and certificates.
+"""`fleet provision` and `fleet down` on a real local site: real environments, supervisord, certificates and guards.
 
-The boxes run no stage of ours and no gateway, so that a bundle of two small wheels is enough; `make demo` runs it all.
+The boxes run no stage of ours and no gateway, so that a bundle of few small wheels is enough; `make demo` runs it all.
 """
 
 from __future__ import annotations
@@ -12,20 +12,27 @@ import platform
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fleet.bundle.manifest import FileEntry, LockedWheel, Manifest, TargetWheels, make_lock
+from fleet.bundle.own_wheel import PACKAGES
 from fleet.cli.main import main
 from fleet.inventory.loader import load_site
+from fleet.provision.agent.rpc import SupervisorRpc
 from fleet.provision.render_layout import local_run_root
 from fleet.provision.state_directory import site_lock
 from tests.provision.sites import PYTHON
 
+ROOT = Path(__file__).resolve().parents[2]
+LOCKED = ("supervisor", "ntplib", "nvidia-ml-py", "prometheus-client", "psutil")  # what guards need, and supervisord
 WHEELS = Path(__file__).resolve().parents[2] / "build" / "test-wheels"
+WAIT_SECONDS = 60.0
 SITE = """\
 site: tiny
 state_dir: state
@@ -46,16 +53,17 @@ pipelines:
 
 def wheel(project: str) -> Path:
     """A wheel of a project, fetched with pip once."""
-    found = sorted(WHEELS.glob(f"{project}-*.whl"))
+    pattern = f"{project.replace('-', '_')}-*.whl"
+    found = sorted(WHEELS.glob(pattern))
     if not found:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(WHEELS), project]
         subprocess.run(command, check=True)
-        found = sorted(WHEELS.glob(f"{project}-*.whl"))
+        found = sorted(WHEELS.glob(pattern))
     return found[-1]
 
 
 def make_bundle(directory: Path) -> None:
-    """A finished bundle: uv, supervisor, and a wheel of ours with one module."""
+    """A finished bundle: uv, what guards need, and our own packages."""
     target = f"linux_{platform.machine()}-cp{PYTHON.replace('.', '')}"
     files: dict[str, FileEntry] = {}
 
@@ -69,13 +77,16 @@ def make_bundle(directory: Path) -> None:
     own = directory / "own.zip"
     own.parent.mkdir(parents=True)
     with zipfile.ZipFile(own, "w") as archive:
-        archive.writestr("fleet/__init__.py", "")
+        for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+            archive.write(path, path.relative_to(ROOT))
     ours = put("fleet/fleet_hardening-0.1.0-py3-none-any.whl", own.read_bytes())
     own.unlink()
     uv = put(f"wheels/{target}/{wheel('uv').name}", wheel("uv").read_bytes())
-    file = put(f"wheels/{target}/{wheel('supervisor').name}", wheel("supervisor").read_bytes())
-    locked = LockedWheel("supervisor", wheel("supervisor").name.split("-")[1], file, files[file].sha256)
-    targets = {target: TargetWheels(uv, {"stage": make_lock([locked]), "control": make_lock([locked])})}
+    locked = []
+    for project in LOCKED:
+        file = put(f"wheels/{target}/{wheel(project).name}", wheel(project).read_bytes())
+        locked.append(LockedWheel(project, wheel(project).name.split("-")[1], file, files[file].sha256))
+    targets = {target: TargetWheels(uv, {"stage": make_lock(locked), "control": make_lock(locked)})}
     Manifest(directory, "tiny", "0.1.0", files, ours, targets, {}).write()
 
 
@@ -170,8 +181,59 @@ def test_the_state_directory_is_private_and_has_what_the_verbs_need(inventory: P
     state = inventory.parent / "state" / "tiny"
     assert {path.stat().st_mode & 0o777 for path in state.rglob("*") if path.is_file()} == {0o600}
     endpoints = json.loads((state / "endpoints.json").read_text())
+    guards = endpoints.pop("guards")
     assert endpoints == {"schema": 1, "gateway": None, "gateway_loopback": None, "coordinator": None, "stages": {}}
+    assert list(guards) == ["a", "b"]
+    assert guards["a"]["port"] != guards["b"]["port"]
     assert not (state / "plan.json").exists()  # the coordinator owns the plan
+
+
+def guards_of(inventory: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What `fleet guard status` gives, once every guard of every box has done a round."""
+    end = time.monotonic() + WAIT_SECONDS
+    while True:
+        capsys.readouterr()
+        main(["guard", "status", str(inventory), "-o", "json"])
+        boxes: dict[str, Any] = json.loads(capsys.readouterr().out)["data"]["boxes"]
+        if all(guard["rounds"] for box in boxes.values() for guard in box.get("guards", {"": {"rounds": 0}}).values()):
+            return boxes
+        assert time.monotonic() < end, boxes
+        time.sleep(0.2)
+
+
+def test_guards_of_every_box_run_on_one_machine(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    boxes = guards_of(inventory, capsys)
+    assert set(boxes) == {"a", "b"}
+    for box in boxes.values():
+        assert set(box["guards"]) == {"thermal", "memory", "clock", "liveness", "surroundings"}
+        assert (box["observe"], box["trouble"]) == (False, "")
+        assert box["settings"]["clock"]["corrections_per_day"] == 0  # the machine's clock is not the site's
+        # nothing was done to a program, nor wanted: the other box' supervisord and programs are none of its own
+        assert [event for event in box["events"] if event["kind"] in ("done", "would", "crash", "hang")] == []
+        programs = {finding["part"]: finding["state"] for finding in box["guards"]["liveness"]["findings"]}
+        assert programs["supervisord"] == "healthy"
+
+
+def test_other_settings_restart_guards_and_nothing_else(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def running() -> dict[str, tuple[int, int]]:
+        site_file = load_site(inventory)
+        found = {}
+        for box in ("a", "b"):
+            rpc = SupervisorRpc(f"{local_run_root(site_file, os.getuid())}/{box}/supervisor.sock")
+            found[box] = rpc.process_id(), int(rpc.programs()["guards"]["pid"])
+        return found
+
+    before, text = running(), inventory.read_text()
+    inventory.write_text(text + "guards: {thermal: {high_celsius: 75}}\n")
+    try:
+        assert main(["provision", str(inventory)]) == 0
+        after = running()
+        assert all(after[box][0] == before[box][0] and after[box][1] != before[box][1] for box in ("a", "b"))
+        assert {box["settings"]["thermal"]["high_celsius"] for box in guards_of(inventory, capsys).values()} == {75.0}
+        assert main(["provision", str(inventory), "--fail-on-changes"]) == 0
+    finally:
+        inventory.write_text(text)
+    assert main(["provision", str(inventory)]) == 0
 
 
 def test_only_some_boxes(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +289,7 @@ def test_ctrl_c_leaves_a_site_that_the_next_run_completes(tmp_path: Path, capsys
     assert main(["provision", str(file), "--check", "--fail-on-changes"]) == 0
     capsys.readouterr()
     assert main(["down", str(file)]) == 0
-    assert capsys.readouterr().out.splitlines() == ["a: no program was running", "b: no program was running"]
+    assert capsys.readouterr().out.splitlines() == ["a: stopped guards", "b: stopped guards"]
     assert main(["down", str(file)]) == 0
 
 

@@ -20,8 +20,8 @@ from tests.provision.sites import etc, make_inputs, make_specs, release_file, wr
 
 def test_a_stage_box_and_the_control_box_have_what_their_roles_need(inputs: RenderInputs) -> None:
     stage, control = render(inputs, "box1"), render(inputs, "control")
-    assert [program.name for program in stage.programs] == ["stage"]
-    assert [program.name for program in control.programs] == ["coordinator", "gateway"]
+    assert [program.name for program in stage.programs] == ["stage", "guards"]
+    assert [program.name for program in control.programs] == ["coordinator", "gateway", "guards"]
     assert [len(environment.wheels) for environment in stage.environments] == [2]
     assert [name for name, _ in control.environments[0].wheels] == ["supervisor-1.0-py3-none-any.whl"]
 
@@ -144,6 +144,7 @@ def test_programs_restart_for_what_concerns_them_and_for_nothing_else(inputs: Re
         return {name for name in after if after[name] != before[name]}
 
     stages = {"box1/stage", "box2/stage", "box3/stage"}
+    guards = {f"{box}/guards" for box in inputs.site_file.site.boxes}
     assert changed(inputs) == set()
     assert changed(replace(inputs, api_keys=b"other")) == {"control/gateway"}
     specs = make_specs(inputs.site_file, layers=7)  # another split follows from it: the coordinator's business alone
@@ -152,8 +153,13 @@ def test_programs_restart_for_what_concerns_them_and_for_nothing_else(inputs: Re
     assert changed(moved) == {"control/coordinator"}
     explicit = with_text(inputs, "boxes: [box1, box2, box3],", "boxes: [box1, box3, box2],")
     assert changed(replace(explicit, specs=make_specs(explicit.site_file))) == {"control/coordinator"}
-    assert changed(with_text(inputs, "10.77.0.14", "10.77.0.99")) == {*stages, "control/gateway"}
+    assert changed(with_text(inputs, "10.77.0.14", "10.77.0.99")) == {
+        *(*stages, "control/gateway"),
+        *(guards - {"control/guards"}),  # whom they ask for leases
+    }
     assert changed(replace(inputs, cores={"box1": 7, "box2": 4})) == {"box1/stage"}
+    cooler = with_text(inputs, "models:\n", "guards: {thermal: {high_celsius: 75}}\nmodels:\n")
+    assert changed(cooler) == guards  # and no stage
     assert changed(replace(inputs, ca_sha256="d" * 64)) == set(before)
     library = replace(inputs.library, digest="e" * 64)
     assert changed(replace(inputs, library=library)) == set(before)
@@ -165,8 +171,8 @@ def test_a_spare_box_gets_a_stage_and_a_box_of_no_pipeline_none(tmp_path: Path) 
     site_file.file.write_text(text)
     shorter = load_site(site_file.file)
     inputs = make_inputs(shorter, write_bundle(shorter))
-    assert [program.name for program in render(inputs, "box2").programs] == ["stage"]
-    assert render(inputs, "box3").programs == ()
+    assert [program.name for program in render(inputs, "box2").programs] == ["stage", "guards"]
+    assert [program.name for program in render(inputs, "box3").programs] == ["guards"]
     assert [tree.path for tree in render(inputs, "box3").trees if "/models/" in tree.path] == []
 
 
@@ -179,17 +185,18 @@ def test_an_external_engine_is_not_ours_to_run(tmp_path: Path) -> None:
     site_file = load_site(site_file.file)
     inputs = make_inputs(site_file, write_bundle(site_file))
     assert external_pipelines(site_file) == ("other",)
-    assert render(inputs, "box3").programs == ()
+    assert [program.name for program in render(inputs, "box3").programs] == ["guards"]
 
 
-def test_a_site_of_external_engines_alone_runs_nothing_of_ours(tmp_path: Path) -> None:
+def test_of_ours_a_site_of_external_engines_runs_guards_alone(tmp_path: Path) -> None:
     site_file = write_site(tmp_path)
     engine = "boxes: [box1], engine: {kind: external, command: /bin/server, health_url: 'http://127.0.0.1:1/'}"
     text = site_file.file.read_text().replace("boxes: [box1, box2, box3]", engine)
     site_file.file.write_text(text.replace("[coordinator, gateway]", "[gateway]"))
     site_file = load_site(site_file.file)
     inputs = make_inputs(site_file, write_bundle(site_file))
-    assert [render(inputs, box).programs for box in site_file.site.boxes] == [()] * 4
+    programs = [program.name for box in site_file.site.boxes for program in render(inputs, box).programs]
+    assert programs == ["guards"] * 4
 
 
 def test_alternative_names() -> None:

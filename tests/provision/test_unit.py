@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ def unit(prefix: Path) -> str:
         python=sys.executable,
         prefix=str(prefix),
         config_path=f"{prefix}/current/etc/supervisord.conf",
+        socket="/run/fleet/supervisor.sock",
         user="root",
         stop_seconds=45,
     )
@@ -37,6 +39,9 @@ def test_what_a_box_lives_on(tmp_path: Path) -> None:
         "StartLimitIntervalSec=0",
         "OOMPolicy=continue",
         "KillMode=control-group",
+        "Type=notify",
+        "NotifyAccess=main",
+        "WatchdogSec=60",
         "RuntimeDirectory=fleet",
         "RuntimeDirectoryMode=0700",
         "After=network.target",
@@ -46,6 +51,20 @@ def test_what_a_box_lives_on(tmp_path: Path) -> None:
         assert line in lines
     waits = [line for line in lines if "network-online" in line or "time-sync" in line or line.startswith("Requires")]
     assert waits == []
+
+
+def test_the_main_process_is_the_parent_that_starts_supervisord(tmp_path: Path) -> None:
+    (line,) = [line for line in unit(tmp_path).splitlines() if line.startswith("ExecStart=")]
+    argv = shlex.split(line.removeprefix("ExecStart="))
+    cut = argv.index("--")
+    assert argv[:cut] == [sys.executable, "-m", "guards.parent", "--socket", "/run/fleet/supervisor.sock"]
+    config = f"{tmp_path}/current/etc/supervisord.conf"
+    assert argv[cut + 1 :] == [
+        *(sys.executable, "-m", "supervisor.supervisord"),
+        *("--nodaemon", "--configuration", config),
+    ]
+    (environment,) = [line for line in unit(tmp_path).splitlines() if line.startswith("Environment=")]
+    assert f'"PYTHONPATH={tmp_path}/current/lib"' in environment
 
 
 def test_words_are_taken_literally() -> None:

@@ -21,7 +21,7 @@ from stage_runtime.engine.scheduler import (
     chunk_rows,
 )
 from stage_runtime.link.messages import FinishedEvent, GenerateRequest, SamplingParameters, TokenEvent
-from stage_runtime.link.steps import PROBE_STEPS_ID, EntryStatus, Output, TokenKind, TokenResult
+from stage_runtime.link.steps import PROBE_STEPS_ID, SHEDDING_LIMIT, EntryStatus, Output, TokenKind, TokenResult
 
 LIMITS = Limits(
     max_sequences=4,
@@ -347,3 +347,65 @@ def test_chunks_of_prompts_keep_no_stage_waiting_for_long(waiting: int, stages: 
 
 def test_a_pipeline_of_one_stage_takes_prompts_as_a_whole() -> None:
     assert [chunk_rows(waiting, 1, 128) for waiting in (1, 66, 128, 800)] == [1, 66, 128, 128]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 8), st.booleans()), min_size=1, max_size=10),
+    st.integers(1, 4),
+    st.randoms(use_true_random=False),
+)
+def test_while_a_stage_sheds_no_new_sequence_begins_beside_an_open_one(
+    shapes: list[tuple[int, int, bool]], stages: int, chance: object
+) -> None:
+    """Shedding comes and goes; whatever has begun goes on, and everything ends."""
+    scheduler = Scheduler(Limits(4, 64, 4, 8, stages, 100))
+    for number, (prompt, count, begun) in enumerate(shapes):
+        wanted = replace(ask(number, prompt, count + 1), generated=(9,)) if begun else ask(number, prompt, count)
+        assert scheduler.submit(wanted, "gateway") is None
+    ended: set[int] = set()
+    flight: deque[MicroBatch] = deque()
+    while True:
+        shedding, before, limit = scheduler.shedding, scheduler.active_sequences, scheduler.batch_limit
+        batch = scheduler.next_micro_batch()
+        if batch is not None:
+            flight.append(batch)
+            assert 0 < len(batch.entries) <= limit
+            new = [opening for opening in batch.opened if not opening.request.generated]
+            if shedding:
+                assert len(new) <= (0 if before else 1)
+        if batch is None and not flight:
+            break
+        if batch is None or chance.random() < 0.5:  # type: ignore[attr-defined]
+            told = chance.choice((SHEDDING_LIMIT, SHEDDING_LIMIT, 1, 3))  # type: ignore[attr-defined]
+            for delivery in scheduler.complete(results(flight.popleft()), told):
+                if isinstance(delivery.event, FinishedEvent):
+                    ended.add(delivery.sequence_id)
+            assert scheduler.shedding == (told == SHEDDING_LIMIT)
+            assert scheduler.batch_limit == (told or limit)
+    assert ended == set(range(len(shapes)))
+
+
+def test_what_is_open_keeps_the_limit_that_held_before_shedding() -> None:
+    scheduler = Scheduler(Limits(8, 64, 8, 64, 1, 100))
+    for number in range(6):
+        scheduler.submit(ask(number), "gateway")
+    for told, entries in ((3, 6), (SHEDDING_LIMIT, 3), (SHEDDING_LIMIT, 3), (8, 3), (8, 6)):
+        batch = scheduler.next_micro_batch()
+        assert batch is not None
+        assert len(batch.entries) == entries
+        scheduler.complete(results(batch), told)
+
+
+def test_new_sequences_come_one_after_the_other_while_a_stage_sheds_and_together_afterwards() -> None:
+    scheduler = Scheduler(LIMITS)
+    opened = []
+    for number in range(4):
+        scheduler.submit(ask(number, count=1), "gateway")
+    scheduler.shedding = True
+    for told in (SHEDDING_LIMIT, 4, 4):
+        batch = scheduler.next_micro_batch()
+        if batch is not None:
+            opened.append([opening.request.sequence_id for opening in batch.opened])
+            scheduler.complete(results(batch), told)
+    assert opened == [[0], [1], [2, 3]]

@@ -80,16 +80,20 @@ def wait_healthy(spec: dict[str, Any], peer: Peer) -> dict[str, str]:
     passed.
 
     Returns:
-        Program → what is wrong with it; empty when all are healthy.
+        Program → what is wrong with it; empty when all are healthy. Of programs that answers do not depend on, being
+        late is not wrong.
     """
+    late_matters = {program["name"]: program["serves"] for program in spec["programs"]}
     deadline = time.monotonic() + spec["health_gate_seconds"]
     exits = ExitCounter()
     while True:
         verdicts = look(spec, exits)
         wrong = {name: text for name, (verdict, text) in verdicts.items() if verdict != "healthy"}
         failed = any(verdict == "failed" for verdict, _ in verdicts.values())
-        if not wrong or failed or time.monotonic() > deadline:
+        if not wrong or failed:
             return wrong
+        if time.monotonic() > deadline:
+            return {name: text for name, text in wrong.items() if late_matters[name]}
         peer.waits_for("healthy programs: " + "; ".join(f"{name} {text}" for name, text in wrong.items()))
         time.sleep(POLL_SECONDS)
 

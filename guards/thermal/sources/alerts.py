@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from guards.deadline import DeadlineReader, Unreadable
 from guards.roots import Roots
-from guards.thermal.deadline import DeadlineReader, Unreadable
 from guards.thermal.readings import Seen, Throttle
 from guards.thermal.sources.names import numbered, read_name
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from guards.deadline import DeadlineReader, Unreadable
 from guards.roots import Roots
-from guards.thermal.deadline import DeadlineReader, Unreadable
 from guards.thermal.readings import Clock, Seen
 from guards.thermal.sources.names import numbered, read_name
 
@@ -46,5 +46,5 @@ def _megahertz(text: str) -> float | None:
     """The kernel's files are in kHz; `<unknown>` and 0 stand for none."""
     try:
         return int(text) / 1000 or None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from guards.deadline import DeadlineReader, Unreadable
 from guards.roots import Roots
-from guards.thermal.deadline import DeadlineReader, Unreadable
 from guards.thermal.readings import Clock, Seen
 
 # 17000000.gpu (Orin; ga10b on JetPack 5), 17000000.gv11b (Xavier), 57000000.gpu (Nano), gpu-gpc-0 (Thor), fb000000.gpu
@@ -32,7 +32,7 @@ class GpuClocks:
     def _clock(self, gpu: Path) -> Clock | None:
         """The kernel's file is in Hz."""
         try:
-            hertz = int(self._reader.text(gpu / "cur_freq"))
-        except (Unreadable, ValueError):
+            megahertz = int(self._reader.text(gpu / "cur_freq")) / 1e6
+        except (Unreadable, ValueError, OverflowError):
             return None
-        return Clock(f"gpu/{gpu.name}", hertz / 1e6) if hertz > 0 else None
+        return Clock(f"gpu/{gpu.name}", megahertz) if megahertz > 0 else None

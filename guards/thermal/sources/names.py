@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from guards.thermal.deadline import read_file
+from guards.deadline import read_file
 
 
 def numbered(directory: Path, prefix: str) -> list[Path]:

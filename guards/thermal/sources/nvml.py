@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from guards.thermal.deadline import DeadlineReader, Unreadable
+from guards.deadline import DeadlineReader, Unreadable
 from guards.thermal.kinds import believe
 from guards.thermal.readings import Clock, Kind, Seen, Throttle, Zone
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from guards.deadline import DeadlineReader, Unreadable
 from guards.roots import Roots
-from guards.thermal.deadline import DeadlineReader, Unreadable
 from guards.thermal.readings import Seen, Throttle
 from guards.thermal.sources.names import read_name
 from guards.thermal.throttled import parse_throttled

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from guards.deadline import DeadlineReader, Unreadable
 from guards.roots import Roots
-from guards.thermal.deadline import DeadlineReader, Unreadable
 from guards.thermal.kinds import believe_millidegrees, kind_of
 from guards.thermal.readings import Kind, Seen, Zone
 from guards.thermal.sources.names import numbered, read_name

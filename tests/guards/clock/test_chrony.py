@@ -88,6 +88,7 @@ def test_version_3() -> None:
         (recorded("chrony-4.3-synchronised").replace(",Normal", ",Normale"), "leap status"),
         (recorded("chrony-4.3-synchronised").replace("0.002,", "nan,"), "frequency"),
         (recorded("chrony-4.3-synchronised").replace("-0.000001346", "inf"), "system time"),
+        (recorded("chrony-4.3-synchronised").replace("-0.000001346", "9" * 400 + ".0"), "system time"),
         (recorded("chrony-4.3-synchronised").replace("7F000001", "127.0.0.1"), "hexadecimal"),
         (recorded("chrony-4.3-synchronised").replace("^,*", "^,!"), "state"),
         (recorded("chrony-4.3-synchronised").replace(",377,", ",399,"), "reach"),

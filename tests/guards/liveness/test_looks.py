@@ -208,6 +208,29 @@ def test_http_probe() -> None:
     assert "Connection refused" in str(probe.ask(1)["error"])
 
 
+@pytest.mark.parametrize(("answer", "error"), [(b"HTTP/1.1", "timed out"), (b"220 mail ready\r\n", "no HTTP")])
+def test_http_that_is_dripped_or_none(answer: bytes, error: str) -> None:
+    ended = threading.Event()
+
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(answer)
+            while not ended.wait(0.02):
+                try:
+                    connection.sendall(b" ")
+                except OSError:
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, args=(server,))
+        thread.start()
+        seen = HttpProbe("127.0.0.1", server.getsockname()[1], tls=False, answer_seconds=0.3).ask(1)
+        ended.set()
+        thread.join()
+    assert error in str(seen["error"])
+
+
 class Crashing:
     def ask(self, pid: int) -> Mapping[str, Any]:
         raise RuntimeError(f"no idea about {pid}")

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
+from guards.deadline import DeadlineReader
 from guards.memory import gpu
 from guards.memory.gpu import GpuMemory, Gpus
-from guards.thermal.deadline import DeadlineReader
 
 GIB = 1 << 30
 NOT_SUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)

@@ -187,3 +187,36 @@ def test_simulated_leaks_are_found(shape: Shape) -> None:
     onset = 0.0 if shape.from_start else 2.0 * HOUR
     _, leak, _ = watch(trace(shape, random.Random(f"fixed/{shape.name}"), 14 * HOUR, 40.0, onset))  # noqa: S311
     assert leak is not None
+
+
+# What a drill sets short, so that 20 MB/min are found within three minutes of a stage's start.
+DRILL = replace(
+    SETTINGS,
+    period_seconds=1.0,
+    warm_up_seconds=10.0,
+    window_seconds=5.0,
+    least_window_seconds=60.0,
+    plateau_seconds=20.0,
+    settling_mb=10.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "mb_per_hour", "onset_seconds", "within_seconds"),
+    [
+        (DRILL, 1200.0, 0.0, 90.0),
+        (DRILL, 1200.0, 300.0, 90.0),
+        (SETTINGS, 2000.0, 0.0, 2400.0),  # before any plateau
+        (SETTINGS, 2000.0, 7200.0, 1800.0),  # after one
+    ],
+)
+def test_how_soon_a_drill_finds_a_fast_leak(
+    settings: MemorySettings, mb_per_hour: float, onset_seconds: float, within_seconds: float
+) -> None:
+    curve, run = rising(mb_per_hour, onset_seconds / HOUR), None
+    for sample in samples(curve, onset_seconds + within_seconds, period=settings.period_seconds):
+        run = observe(run, sample, settings)
+        if found_leak(run, settings) is not None:
+            assert sample.seconds > onset_seconds
+            return
+    raise AssertionError(f"not within {within_seconds:g} s")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guards.deadline import DeadlineReader
 from guards.findings import Repair, State
 from guards.settings import SurroundingsSettings
 from guards.surroundings.drives import Drive, judge_drives, parse_smart, sense_drives
-from guards.thermal.deadline import DeadlineReader
 from tests.guards.surroundings.trees import fixture, plant, roots, tool
 
 SETTINGS = SurroundingsSettings()
@@ -66,7 +66,15 @@ def test_nvme_critical_warning_and_old_smartctl() -> None:
     assert old.state is State.DEGRADED and "7.0" in old.reason
 
 
-@given(st.integers(0, 255), st.one_of(st.text(), st.from_type(type(None)).map(json.dumps), st.just('{"smartctl":[]}')))
+GARBAGE = [
+    '{"smartctl":[]}',
+    '{"smartctl":{"messages":5}}',
+    '{"temperature":{"current":NaN},"nvme_smart_health_information_log":{"critical_warning":Infinity}}',
+    '{"temperature":{"current":1' + "0" * 400 + '},"nvme_smart_health_information_log":{"percentage_used":1e999}}',
+]
+
+
+@given(st.integers(0, 255), st.one_of(st.text(), st.from_type(type(None)).map(json.dumps), st.sampled_from(GARBAGE)))
 def test_no_answer_makes_a_figure(code: int, text: str) -> None:
     drive = parse_smart("sda", code, text)
     assert drive.celsius is None

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guards.deadline import DeadlineReader
 from guards.findings import Repair, State
 from guards.settings import SurroundingsSettings
 from guards.surroundings.kernel_log import Kmsg, parse_record, parse_stamped, read_by_tool
 from guards.surroundings.oom import Kill, OomMemory, OomReading, OomSensor, acknowledged, find_kills, judge_oom
 from guards.surroundings.supply import judge_supply, sense_supply
 from guards.surroundings.units import judge_units, parse_units, sense_units
-from guards.thermal.deadline import DeadlineReader
 from tests.guards.surroundings.trees import fixture, plant, roots, tool
 
 SETTINGS = SurroundingsSettings()
@@ -38,7 +38,7 @@ def reader() -> DeadlineReader:
 @pytest.mark.parametrize("bus", ["soc", "soc@107c000000"])
 def test_under_voltage_of_a_pi(tmp_path: Path, bus: str, word: str, state: State, since_boot: bool) -> None:
     plant(tmp_path, f"sys/devices/platform/{bus}/{bus}:firmware/get_throttled = {word}")
-    (finding,) = judge_supply(sense_supply(roots(tmp_path), reader()), SETTINGS)
+    (finding,) = judge_supply(sense_supply(roots(tmp_path), reader()))
     assert finding.state is state
     assert finding.evidence["under_voltage_since_boot"] is since_boot
 
@@ -48,12 +48,12 @@ def test_under_voltage_by_hwmon(tmp_path: Path, alarm: str, state: State) -> Non
     plant(tmp_path, "sys/class/hwmon/hwmon0/name = cpu_thermal\nsys/class/hwmon/hwmon1/name = rpi_volt\n")
     plant(tmp_path, f"sys/class/hwmon/hwmon1/in0_lcrit_alarm = {alarm}")
     plant(tmp_path, "sys/devices/platform/soc/soc:firmware/get_throttled = garbage!")
-    (finding,) = judge_supply(sense_supply(roots(tmp_path), reader()), SETTINGS)
+    (finding,) = judge_supply(sense_supply(roots(tmp_path), reader()))
     assert finding.state is state
 
 
 def test_no_supply_sensor(tmp_path: Path) -> None:
-    (finding,) = judge_supply(sense_supply(roots(tmp_path), reader()), SETTINGS)
+    (finding,) = judge_supply(sense_supply(roots(tmp_path), reader()))
     assert (finding.state, finding.evidence["under_voltage"]) == (State.UNSUPPORTED, None)
 
 

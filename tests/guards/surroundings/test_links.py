@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from guards.deadline import DeadlineReader
 from guards.findings import Finding, State
 from guards.settings import SurroundingsSettings
 from guards.surroundings.links import Link, LinksMemory, LinksReading, Nominal, judge_links, sense_links
-from guards.thermal.deadline import DeadlineReader
 from tests.guards.surroundings.trees import fixture, plant, roots
 
 SETTINGS = SurroundingsSettings()
@@ -55,6 +55,14 @@ def test_no_speed_is_never_a_number(tmp_path: Path) -> None:
     plant(tmp_path, fixture("net_pi.txt"))
     assert all(link.mbit_per_second is None for link in sense(tmp_path).links)
     assert judge(sense(tmp_path), Nominal(1000.0))["nic/wlan0"].evidence["mbit_per_second"] is None
+
+
+def test_figures_that_are_none_are_unknown(tmp_path: Path) -> None:
+    plant(tmp_path, fixture("net_pi.txt"))
+    for link in (tmp_path / "sys/class/net").iterdir():
+        for name in ("speed", "carrier_changes"):
+            (link / name).write_text("9" * 4000)
+    assert {(link.mbit_per_second, link.changes) for link in sense(tmp_path).links} == {(None, None)}
 
 
 def wired(up: bool, changes: int) -> LinksReading:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guards.deadline import DeadlineReader
 from guards.findings import State
 from guards.settings import SurroundingsSettings
 from guards.surroundings.logs import Logs, LogsMemory, drop_rotated, judge_logs, sense_logs
 from guards.surroundings.window import Window
-from guards.thermal.deadline import DeadlineReader
 
 SETTINGS = SurroundingsSettings()
 

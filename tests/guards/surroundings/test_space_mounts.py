@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from guards.deadline import DeadlineReader
 from guards.findings import Repair, State
 from guards.settings import SurroundingsSettings
 from guards.surroundings.mounts import judge_mounts, mount_of, parse_mountinfo, sense_mounts
 from guards.surroundings.space import Space, judge_space, sense_space
-from guards.thermal.deadline import DeadlineReader
 from tests.guards.surroundings.trees import fixture, plant, roots
 
 SETTINGS = SurroundingsSettings()
@@ -65,19 +65,19 @@ def test_read_only_and_ext4_errors_of_a_pi(tmp_path: Path) -> None:
     plant(tmp_path, "proc/self/")
     (tmp_path / "proc/self/mountinfo").write_text(fixture("mountinfo_pi.txt"))
     ours = [Path("/opt/fleet"), Path("/var/log/fleet"), Path("/boot/firmware/fleet")]
-    root, boot = judge_mounts(sense_mounts(ours, roots(tmp_path), reader()), SETTINGS)
+    root, boot = judge_mounts(sense_mounts(ours, roots(tmp_path), reader()))
     assert (root.part, root.state, root.evidence["ext4_errors"]) == ("mount/", State.HEALTHY, 0)
     assert boot.state is State.UNHEALTHY and "/boot/firmware/fleet must be written" in boot.reason
     (tmp_path / "sys/fs/ext4/mmcblk0p2/errors_count").write_text("3\n")
-    root, _ = judge_mounts(sense_mounts(ours, roots(tmp_path), reader()), SETTINGS)
+    root, _ = judge_mounts(sense_mounts(ours, roots(tmp_path), reader()))
     assert root.state is State.UNHEALTHY and "3 errors" in root.reason
 
 
 def test_ext4_that_tells_nothing_and_no_mountinfo(tmp_path: Path) -> None:
-    (unknown,) = judge_mounts(sense_mounts([Path("/opt")], roots(tmp_path), reader()), SETTINGS)
+    (unknown,) = judge_mounts(sense_mounts([Path("/opt")], roots(tmp_path), reader()))
     assert unknown.state is State.DEGRADED and "mountinfo" in unknown.reason
     plant(tmp_path, "proc/self/")
     (tmp_path / "proc/self/mountinfo").write_text(fixture("mountinfo_pi.txt"))
-    (finding,) = judge_mounts(sense_mounts([Path("/opt")], roots(tmp_path), reader()), SETTINGS)
+    (finding,) = judge_mounts(sense_mounts([Path("/opt")], roots(tmp_path), reader()))
     assert finding.state is State.HEALTHY
     assert finding.evidence["ext4_errors"] is None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from guards.thermal.deadline import DeadlineReader
+from guards.deadline import DeadlineReader
 from tests.guards.thermal.trees import Tree
 
 

@@ -84,6 +84,9 @@ def test_plausible_values_are_believed_frost_too(text: str, celsius: float) -> N
         "N/A",
         "57.9",
         "<unknown>",
+        "9" * 4000,
+        " " * 4000,
+        "\ufffd\ufffd",
     ],
 )
 @pytest.mark.parametrize("kind", sorted(ON_DIE, key=lambda kind: kind.value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from guards.thermal.deadline import DeadlineReader
+from guards.deadline import DeadlineReader
 from guards.thermal.readings import Clock, Kind, Seen, Throttle, Zone
 from guards.thermal.sources import nvml
 from guards.thermal.sources.nvml import NvmlGpus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guards.thermal.deadline import DeadlineReader
+from guards.deadline import DeadlineReader
 from guards.thermal.readings import Clock, Kind, Seen, ThermalReading, Throttle
 from guards.thermal.sources.alerts import ThrottleAlerts
 from guards.thermal.sources.cpufreq import CpuClocks

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from guards import deadline
 from guards.roots import Roots
-from guards.thermal import deadline
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

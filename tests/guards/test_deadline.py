@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from guards.thermal.deadline import MOST_FILE_BYTES, MOST_HANGS_A_ROUND, DeadlineReader, Unreadable
+from guards.deadline import MOST_FILE_BYTES, MOST_HANGS_A_ROUND, DeadlineReader, Unreadable
+
+
+@pytest.fixture
+def reader() -> DeadlineReader:
+    """With a deadline that makes hanging sensors cheap."""
+    return DeadlineReader(deadline_seconds=0.3, quarantine_seconds=300.0)
 
 
 @pytest.fixture
@@ -83,7 +89,7 @@ def test_a_sensor_that_still_hangs_gets_no_second_thread(hanging: Path) -> None:
 def test_a_box_full_of_hanging_sensors_is_bounded_in_time_and_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("guards.thermal.deadline.MOST_HUNG_THREADS", 4)
+    monkeypatch.setattr("guards.deadline.MOST_HUNG_THREADS", 4)
     reader = DeadlineReader(deadline_seconds=0.05, quarantine_seconds=0.0)
     zones = [tmp_path / str(index) for index in range(10)]
     for zone in zones:

@@ -79,6 +79,12 @@ class DeadlineReader:
         """To be called before the first `ask` of a round."""
         self._hangs_left = MOST_HANGS_A_ROUND
 
+    def close(self) -> None:
+        """Let the idle thread end; one that hangs ends as soon as that lets go."""
+        if self._jobs is not None:
+            self._jobs.put(None)
+        self._jobs = self._thread = None
+
     def text(self, path: Path) -> str:
         """What a kernel file says.
 
@@ -103,7 +109,7 @@ class DeadlineReader:
         try:
             answer = answers.get(timeout=self._deadline_seconds)
         except Empty:
-            self._abandon(name, jobs)
+            self._abandon(name)
             raise Unreadable(f"no answer within {self._deadline_seconds:g} s") from None
         if answer.error is not None:
             raise Unreadable(_describe(answer.error)) from None
@@ -134,12 +140,11 @@ class DeadlineReader:
             self._jobs, self._thread = jobs, thread
         return self._jobs
 
-    def _abandon(self, name: str, jobs: SimpleQueue[_Job | None]) -> None:
+    def _abandon(self, name: str) -> None:
         """Leave the thread to what it hangs in; it ends as soon as that lets go."""
-        jobs.put(None)
         if self._thread is not None:
             self._hung[name] = _Hung(self._thread, time.monotonic())
-        self._jobs = self._thread = None
+        self.close()
         self._hangs_left -= 1
 
 
