@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "undrain": ("fleet.cli.undrain", "Let a drained box take part again."),
     "drill": ("fleet.cli.drill", "Rehearse a failure on a live site, and say what users would have noticed."),
     "guard": ("fleet.cli.guard", "Show what the guards of the boxes see and do."),
+    "time": ("fleet.cli.time", "Compare and set the clocks of boxes, where there is no time server."),
     "ask": ("fleet.cli.ask", "Ask the site's model a question."),
     "coordinator": ("fleet.cli.coordinator", "Run the coordinator (started by supervisord on the control box)."),
     "gateway": ("fleet.cli.gateway", "Run the gateway (started by supervisord on the control box)."),
