@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from fleet.cli.options import inventory_option, output_option
 
 if TYPE_CHECKING:
-    from fleet.drill.breaking import Kind
+    from fleet.drill.breaking import Kind, Strain
+    from fleet.drill.guarded import GuardReport
     from fleet.drill.rehearsal import Report
     from fleet.inventory.sitefile import SiteFile
 
@@ -22,9 +23,12 @@ Examples:
   fleet drill kill box2 --show -i inventory/local.yaml
   fleet drill power-cut pi-2 --seconds 30 --yes
   fleet drill link-cut pi-2 --streams 8 -o json --yes
+  fleet drill heat pi-2 --yes
   fleet drill hang box1 -i inventory/local.yaml
 """
-KINDS = ("power-cut", "kill", "hang", "link-cut")
+STRAINS = ("heat", "disk-full", "clock")
+KINDS = ("power-cut", "kill", "hang", "link-cut", *STRAINS, "leak")
+TRIP_SECONDS = 300.0  # within which a guard must have tripped
 ANSWER_TOKENS = 120  # long enough to break in the middle, short enough to wait for twice
 MARGIN_SECONDS = 60.0  # longest wait for a whole site beyond what the inventory's timing allows each part
 LOCK_NAME = "drill.lock"
@@ -35,7 +39,11 @@ LOCK_NAME = "drill.lock"
 @click.argument("box")
 @inventory_option
 @click.option(
-    "--seconds", type=click.FloatRange(1, 3600), default=20.0, show_default=True, help="How long; not for kill."
+    "--seconds",
+    type=click.FloatRange(1, 3600),
+    default=20.0,
+    show_default=True,
+    help="How long; not for kill, heat, disk-full, clock.",
 )
 @click.option("--streams", type=click.IntRange(1, 64), default=4, show_default=True, help="Answers that run meanwhile.")
 @click.option("--show", is_flag=True, help="Show the first disturbed answer as it comes, on stderr.")
@@ -51,6 +59,10 @@ def drill(
     link-cut   silence between it and the other boxes (real boxes only)
     kill       its stage process is killed
     hang       its stage process is stopped
+    heat       its guards read a temperature that no chip has, until the stage's limits fall
+    disk-full  a file without a name fills the disk of its prefix, until its guards say so
+    clock      its clock jumps 5 s ahead, until its guards say so (real boxes only, as root)
+    leak       always refused, with the reason: no stage can be made to leak from outside
 
     Exit code 0: no answer failed, nothing was lost or repeated (nor changed, under policy exact, but at a near-tie),
     and the site is whole again. 2: nobody to say yes (add --yes); 3: the coordinator is not reached; 4: another drill
@@ -69,6 +81,8 @@ def drill(
     wanted = _Wanted(site_file, inventory, kind, box, 0.0 if kind == "kill" else seconds, streams)
     with site_lock(site_file.state_directory, LOCK_NAME):
         _confirm(wanted, asyncio.run(_look(wanted)), yes=yes)
+        if kind in STRAINS:
+            return _guards_tested(wanted, output)
         report = asyncio.run(_rehearse(wanted, _Screen(show=show)))
     if output == "json":
         print_json("drill", as_data(report, kind, box))
@@ -77,6 +91,58 @@ def drill(
         for line in lines(report, box):
             progress(line)
     return int(report.exit_code)
+
+
+def _guards_tested(wanted: _Wanted, output: str) -> int:
+    """The drills of the guards."""
+    import asyncio
+    from dataclasses import asdict
+
+    from fleet.cli.output import print_json, print_table, progress
+    from fleet.drill.report import COLUMNS, row
+
+    report = asyncio.run(_test_guards(wanted))
+    if output == "json":
+        data = {"kind": wanted.kind, "box": wanted.box, **asdict(report), "exit_code": int(report.exit_code)}
+        print_json("drill", data)
+        return int(report.exit_code)
+    print_table(f"{wanted.kind} of {wanted.box}: {report.done}", COLUMNS, [row(one) for one in report.streams])
+    for what, seconds in (("tripped", report.tripped_after_seconds), ("well again", report.back_after_seconds)):
+        progress(f"{what}: {'not in time' if seconds is None else f'after {seconds:.0f} s'}")
+    progress("users would have noticed more than a pause" if report.noticed else "users would have noticed nothing")
+    return int(report.exit_code)
+
+
+async def _test_guards(wanted: _Wanted) -> GuardReport:
+    from fleet.cli.output import progress
+    from fleet.drill.breaking import Breaker, strain_order
+    from fleet.drill.guarded import GuardDrill
+    from fleet.drill.streams import specs, users_of
+    from fleet.errors import FleetError
+    from fleet.observe.site_access import api_key, client_context, load_endpoints
+    from fleet.ssh.site import SshSite
+
+    site_file, kind = wanted.site_file, cast("Strain", wanted.kind)
+    endpoints = load_endpoints(site_file)
+    if endpoints.gateway is None or wanted.box not in endpoints.guards:
+        message = f"{wanted.inventory}: there is no gateway to ask, or no guards run on {wanted.box}"
+        raise FleetError(message, hint=f"fleet provision {wanted.inventory}")
+    pipeline = site_file.site.pipelines[wanted.pipeline]
+    drill = GuardDrill(
+        kind=kind,
+        box=wanted.box,
+        policy=pipeline.policy,
+        specs=specs(wanted.streams, min(ANSWER_TOKENS, pipeline.max_tokens_per_sequence // 2)),
+        longest_seconds=TRIP_SECONDS,
+        guards=endpoints.guards[wanted.box],
+        context=client_context(site_file, with_certificate=True),
+        report=progress,
+    )
+    ssh = SshSite.of(site_file, report=progress)
+    order = strain_order(site_file, wanted.box, kind, TRIP_SECONDS + MARGIN_SECONDS)
+    context = client_context(site_file, with_certificate=False)
+    async with users_of(endpoints.gateway, context, api_key(site_file), pipeline.model) as users:
+        return await drill.run(users, lambda: Breaker(site_file, wanted.box, ssh, order))
 
 
 @dataclass(frozen=True)

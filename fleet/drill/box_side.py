@@ -1,7 +1,8 @@
 """Breaks a box for a while, and heals it again even if nobody is left to ask for it. Standard library only.
 
 Runs on the box (`fleet.drill.breaking` sends it). stdin: one line with the order as JSON, later the line `go`; anything
-else, or the end of the input, and nothing is broken. stdout: one JSON object a line, `ready`, `broken` or `error`.
+else, or the end of the input, and nothing is broken. stdout: one JSON object a line, `ready`, `broken` or `error`. What
+is laid on the box for its guards (`fleet.drill.strains`) ends with the next line, or the end of the input: `healed`.
 What lasts is undone by a watchdog, a process of its own that runs before anything breaks.
 """
 
@@ -11,6 +12,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -18,10 +20,11 @@ import subprocess
 import sys
 import syslog
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fleet.drill.strains import Strain, strain_of
 from fleet.provision.agent.errors import AgentError
 from fleet.provision.agent.rpc import SupervisorRpc
 
@@ -32,6 +35,8 @@ IP_SECONDS = 10.0  # one call of ip
 HEAL_ATTEMPTS = 30  # a second apart
 HEAL_PAUSE_SECONDS = 1.0
 LONGEST_SECONDS = 3600.0
+STRAINS = ("heat", "disk-full", "clock")
+END_SECONDS = 20.0  # of a watchdog that was told to heal
 HANGUP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 Heal = Callable[[], None]
 
@@ -123,10 +128,10 @@ def operator_address() -> str | None:
     return None
 
 
-def start_watchdog(seconds: float, heal: Heal, note: str) -> None:
+def start_watchdog(seconds: float, heal: Heal, note: str) -> int:
     """A process of its own session that heals after `seconds`, or at once when it is told to end.
 
-    Returns when it runs. The operator's connection, and this process, may end at any time after that.
+    Returns its process id when it runs. The operator's connection, and this process, may end at any time after that.
     """
     told, tell = os.pipe()
     child = os.fork()
@@ -139,9 +144,11 @@ def start_watchdog(seconds: float, heal: Heal, note: str) -> None:
             os._exit(0)  # never back into the caller's code, whatever was raised
     os.close(tell)
     os.waitpid(child, 0)
-    if os.read(told, 1) != b"1":
-        raise AgentError(STEP, "the watchdog did not start; nothing was broken")
+    said = os.read(told, 20)
     os.close(told)
+    if not said:
+        raise AgentError(STEP, "the watchdog did not start; nothing was broken")
+    return int(said)
 
 
 def _watch(seconds: float, heal: Heal, note: str, tell: int) -> None:
@@ -149,7 +156,7 @@ def _watch(seconds: float, heal: Heal, note: str, tell: int) -> None:
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
     signal.pthread_sigmask(signal.SIG_BLOCK, HANGUP_SIGNALS)
-    os.write(tell, b"1")
+    os.write(tell, b"%d" % os.getpid())
     signal.sigtimedwait(HANGUP_SIGNALS, seconds)
     heal()
     syslog.syslog(f"fleet drill: {note}: undone")
@@ -206,6 +213,37 @@ def prepare(order: dict[str, Any]) -> tuple[int, Callable[[], str]]:
     return stage.process_id, link_cut if kind == "link-cut" else power_cut
 
 
+def lay(strain: Strain, kind: str, seconds: float) -> Iterator[str]:
+    """Lay a strain on the box, yield what was done, and take it off when the next is asked for.
+
+    Raises:
+        AgentError: it can't be laid on the box, and is not; or its watchdog does not end.
+    """
+    watchdog = os.pidfd_open(start_watchdog(min(seconds, LONGEST_SECONDS), strain.undo, kind))
+    try:
+        yield strain.make()
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # its time was over
+            signal.pidfd_send_signal(watchdog, signal.SIGTERM)
+        ended, _, _ = select.select([watchdog], [], [], END_SECONDS)
+        os.close(watchdog)
+        if not ended:
+            raise AgentError(STEP, f"the watchdog has not undone {kind} yet", hint="look at the box's syslog")
+
+
+def strain(order: dict[str, Any]) -> None:
+    """One order for the guards."""
+    wanted = strain_of(order)
+    say("ready", process_id=os.getpid())
+    if sys.stdin.buffer.readline(ORDER_MAX_BYTES).strip() != b"go":
+        return
+    syslog.syslog(f"fleet drill: {order['kind']}")
+    for done in lay(wanted, order["kind"], float(order["seconds"])):
+        say("broken", text=done)
+        sys.stdin.buffer.readline(ORDER_MAX_BYTES)
+    say("healed")
+
+
 def say(op: str, **more: object) -> None:
     """One line to the operator."""
     sys.stdout.write(json.dumps({"op": op, **more}) + "\n")
@@ -217,6 +255,9 @@ def main() -> None:
     try:
         order = json.loads(sys.stdin.buffer.readline(ORDER_MAX_BYTES))
         with take_lock(order["lock"]):
+            if order["kind"] in STRAINS:
+                strain(order)
+                return
             process_id, strike = prepare(order)
             say("ready", process_id=process_id)
             if sys.stdin.buffer.readline(ORDER_MAX_BYTES).strip() == b"go":

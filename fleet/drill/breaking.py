@@ -11,9 +11,10 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 import fleet.drill.box_side
+import fleet.drill.strains
 import fleet.provision.agent.errors
 import fleet.provision.agent.rpc
 from fleet.inventory.sitefile import SiteFile
@@ -22,8 +23,10 @@ from fleet.provision.transport import open_transport, packed
 from fleet.ssh.results import BoxError, BoxUnreachable
 from fleet.ssh.site import SshSite
 
-Kind = Literal["power-cut", "kill", "hang", "link-cut"]
-MODULES = (fleet.drill.box_side, fleet.provision.agent.errors, fleet.provision.agent.rpc)
+Kind = Literal["power-cut", "kill", "hang", "link-cut", "heat", "disk-full", "clock", "leak"]
+Strain = Literal["heat", "disk-full", "clock"]
+BEYOND_CELSIUS = 6.0  # above the threshold of the inventory
+MODULES = (fleet.drill.box_side, fleet.drill.strains, fleet.provision.agent.errors, fleet.provision.agent.rpc)
 PACKAGES = ("fleet", "fleet.drill", "fleet.provision", "fleet.provision.agent")
 MAX_LINE_BYTES = 1 << 16
 ANSWER_SECONDS = 30.0  # one line of the box
@@ -53,6 +56,19 @@ def order_of(site_file: SiteFile, box: str, kind: Kind, seconds: float) -> dict[
     }
 
 
+def strain_order(site_file: SiteFile, box: str, kind: Strain, seconds: float) -> dict[str, Any]:
+    """What the box is told when its guards are to trip, by the thresholds of the inventory."""
+    layout, guards = layout_of(site_file, box, os.getuid()), cast("Any", site_file.site.guards)
+    return {
+        **order_of(site_file, box, "kill", seconds),
+        "kind": kind,
+        "run_directory": layout.run_directory,
+        "celsius": guards.thermal.high_celsius + BEYOND_CELSIUS,
+        "directory": layout.prefix,
+        "percent": guards.surroundings.disk_full_percent,
+    }
+
+
 class Breaker:
     """A box that is about to be broken. Use as a context manager; leaving it before `strike` breaks nothing.
 
@@ -75,6 +91,11 @@ class Breaker:
         """Break it. Returns what was done, in words."""
         self._send(b"go\n")
         return str(self._answer("broken")["text"])
+
+    def heal(self) -> None:
+        """Take off what was laid on the box for its guards; returns when it is off."""
+        self._send(b"heal\n")
+        self._answer("healed")
 
     def __enter__(self) -> Breaker:
         return self

@@ -37,6 +37,11 @@ def inventory_refusal(site: Site, pipeline: str, box: str, kind: Kind, streams: 
     spec, most = site.boxes[box], site.pipelines[pipeline].max_sequences
     if streams > most:
         return Refusal(f"pipeline {pipeline} runs {most} answers at once, not {streams}", f"--streams {most}")
+    if kind == "leak":
+        why = "not possible here: the guard judges the stage's own memory, and nothing outside of it can make it leak"
+        return Refusal(why, "fleet guard status --all shows what the guard can tell of its memory")
+    if kind == "clock" and site.boxes[box].connection == "local":
+        return Refusal(f"{box} is a directory of this machine and has no clock of its own", f"fleet drill heat {box}")
     if kind not in CUTS:
         return None
     if spec.connection == "local":

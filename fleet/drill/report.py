@@ -28,6 +28,9 @@ DOES = {
     "hang": "stops the stage process of {box} (SIGSTOP) and lets it go on after {seconds:g} s",
     "link-cut": "cuts all traffic between {box} and the other boxes, silently, for {seconds:g} s",
     "power-cut": "cuts {box} off silently for {seconds:g} s and kills its stage, as if its power were gone",
+    "heat": "lets the guards of {box} read a temperature above their threshold until its stage's limits fall",
+    "disk-full": "fills the disk of the prefix of {box} until its guards call it full",
+    "clock": "sets the clock of {box} 5 s ahead until its guards say so",
 }
 
 

@@ -95,16 +95,17 @@ class FullDisk:
                 f"{self._bytes >> 30} GiB of {directory} would be filled, at most {LARGEST_FILL_BYTES >> 30} may be"
             )
             raise AgentError(STEP, message, hint="drill a box with a smaller or a fuller disk")
-        self._file = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._file = os.fdopen(descriptor, "wb", buffering=0)
 
     def make(self) -> str:
         """See Strain."""
-        os.posix_fallocate(self._file, 0, self._bytes)
+        os.posix_fallocate(self._file.fileno(), 0, self._bytes)
         return f"filled the file system of {self._directory} with {self._bytes // MEBIBYTE} MiB"
 
     def undo(self) -> None:
         """See Strain."""
-        os.ftruncate(self._file, 0)
+        os.ftruncate(self._file.fileno(), 0)
 
 
 class WrongClock:

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from fleet.drill.breaking import Breaker, order_of, program
+from fleet.drill.breaking import Breaker, order_of, program, strain_order
 from fleet.inventory.sitefile import SiteFile
 from fleet.provision.agent.rpc import SupervisorRpc
+from fleet.provision.render_layout import layout_of
 from fleet.provision.transport import AGENT_ARGUMENTS
 from fleet.ssh.results import BoxError
 from fleet.ssh.site import SshSite
@@ -80,6 +81,23 @@ def test_one_drill_at_a_time_on_a_box(site_file: SiteFile, supervisor: Superviso
             return False
 
     until(free, "the box can be drilled again")
+
+
+def test_heat_ends_when_it_is_told_to(site_file: SiteFile, supervisor: SupervisorRpc) -> None:
+    zone = Path(layout_of(site_file, "box1", os.getuid()).run_directory) / "drill/thermal/thermal_zone0"
+    wanted = strain_order(site_file, "box1", "heat", 600.0)
+    with Breaker(site_file, "box1", ssh(site_file), wanted) as breaker:
+        assert breaker.strike() == "its guards read 86 °C"
+        assert (zone / "temp").read_text() == "86000"
+        breaker.heal()
+        assert not zone.exists()
+
+
+def test_heat_ends_although_the_operator_is_gone(site_file: SiteFile, supervisor: SupervisorRpc) -> None:
+    zone = Path(layout_of(site_file, "box1", os.getuid()).run_directory) / "drill/thermal/thermal_zone0"
+    with Breaker(site_file, "box1", ssh(site_file), strain_order(site_file, "box1", "heat", 600.0)) as breaker:
+        breaker.strike()
+    until(lambda: not zone.exists(), "the zone is gone")
 
 
 def test_a_box_without_a_running_stage_is_refused(site_file: SiteFile, supervisor: SupervisorRpc) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from aiohttp import web
 
 from fleet.inventory.sitefile import SiteFile
 from fleet.provision.agent.rpc import SupervisorRpc
+from fleet.provision.render_layout import layout_of
 from fleet.provision.state_directory import site_lock
 from stage_runtime.link.tls import TlsIdentity
 from tests.drill.conftest import process_state, until
@@ -187,6 +190,9 @@ async def test_a_drill_needs_a_yes(drilled: Drilled) -> None:
 async def test_what_is_refused_before_anything_runs(drilled: Drilled) -> None:
     code, _, err = await drilled.drill("link-cut", "box1", "--yes")
     assert (code, "is a directory of this machine" in err) == (1, True)
+    for kind, says in (("leak", "not possible here"), ("clock", "has no clock of its own")):
+        code, _, err = await drilled.drill(kind, "box1", "--yes")
+        assert (code, says in err) == (1, True)
     drilled.coordinator.document["pipelines"]["main"]["unsurvivable"] = ["box1"]
     code, _, err = await drilled.drill("kill", "box1", "--yes")
     assert (code, "no plan fits without box1" in err) == (1, True)
@@ -194,3 +200,34 @@ async def test_what_is_refused_before_anything_runs(drilled: Drilled) -> None:
         code, _, err = await drilled.drill("kill", "box1", "--yes")
     assert (code, "site is locked by process" in err) == (4, True)
     assert drilled.gateway.asked == []
+
+
+async def test_heat_trips_the_guard_and_it_recovers(drilled: Drilled, supervisor: SupervisorRpc) -> None:
+    """The guards' page is played, by what the box really shows."""
+    state = drilled.site_file.state_directory
+    zone = Path(layout_of(drilled.site_file, "box1", os.getuid()).run_directory) / "drill/thermal/thermal_zone0/temp"
+    seen: list[bool] = []
+
+    async def page(_: web.Request) -> web.Response:
+        seen.append(zone.exists())
+        part = {"part": "limit", "state": "degraded" if zone.exists() else "healthy", "reason": "batch limit 4 → 3"}
+        return web.json_response({"guards": {"thermal": {"state": part["state"], "findings": [part]}}})
+
+    application = web.Application()
+    application.add_routes([web.get("/v1/guards", page)])
+    runner = web.AppRunner(application)
+    await runner.setup()
+    endpoints = json.loads((state / "endpoints.json").read_text())
+    context = make_pki(state, site="small")
+    tls = TlsIdentity(context.ca, context.certificate, context.key).server_context(require_certificate=False)
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    place = {**endpoints["gateway"], "port": runner.addresses[0][1]}
+    (state / "endpoints.json").write_text(json.dumps({**endpoints, "guards": {"box1": place}}))
+    try:
+        code, out, err = await drilled.drill("heat", "box1", "--yes", "-o", "json")
+    finally:
+        await runner.cleanup()
+    assert (code, "its guards read 86 °C" in err) == (0, True), err
+    data = json.loads(out)["data"]
+    assert (data["tripped"], data["noticed"]) == ({"limit": "batch limit 4 → 3"}, False)
+    assert (seen[0], True in seen, seen[-1]) == (False, True, False)
