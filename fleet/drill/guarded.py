@@ -87,7 +87,8 @@ class GuardDrill:
         if not all(run.completed for run in reference):
             raise FleetError("the undisturbed answers failed already", hint="fleet status")
         breaker = await asyncio.to_thread(arm)
-        ended, verdicts = asyncio.Event(), []
+        ended = asyncio.Event()
+        verdicts: list[tuple[StreamVerdict, ...]] = []
 
         async def serve() -> None:
             while not ended.is_set() or not verdicts:
