@@ -18,6 +18,16 @@ Examples:
 """
 
 
+def _share_a_line() -> bool:
+    """Whether stdout and stderr end in the same place, a terminal or a log."""
+    import os
+
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except OSError:  # one of them is closed, or no file
+        return False
+
+
 @click.command(epilog=EPILOG)
 @click.argument("question")
 @inventory_option
@@ -70,8 +80,9 @@ def ask(
         in_line = not text.endswith("\n")
 
     def wait(line: str) -> None:
-        # on a terminal both streams share the line of the answer
-        progress(f"\n{line}" if in_line and sys.stdout.isatty() and sys.stderr.isatty() else line)
+        nonlocal in_line
+        progress(f"\n{line}" if in_line and _share_a_line() else line)
+        in_line = False
 
     asker = Asker(
         endpoint=endpoint,

@@ -66,7 +66,7 @@ def drill(
 
     Exit code 0: no answer failed, nothing was lost or repeated (nor changed, under policy exact, but at a near-tie),
     and the site is whole again. 2: nobody to say yes (add --yes); 3: the coordinator is not reached; 4: another drill
-    runs; else 1.
+    runs; else 1, also if you say no.
     """
     import asyncio
 
@@ -216,7 +216,8 @@ def _confirm(wanted: _Wanted, document: dict[str, Any], *, yes: bool) -> None:
     )
     if not sys.stdin.isatty():
         raise FleetError("nobody is here to say yes", hint="add --yes", exit_code=ExitCode.USAGE)
-    click.confirm("Go on?", abort=True, err=True)
+    if not click.confirm("Go on?", err=True):
+        raise FleetError("nothing was broken: the answer was no")
 
 
 class _Screen:

@@ -61,5 +61,7 @@ def status(inventory: Path, output: str) -> int:
         progress(line)
     progress("\n".join(result.failures) or "every stage, the gateway and the coordinator serve")
     if result.exit_code != 0:
-        progress(f"  next: fleet provision {inventory} --check")
+        progress(
+            f"  next: fleet provision {inventory} --check; if it finds nothing to change: fleet events -i {inventory}"
+        )
     return int(result.exit_code)

@@ -50,6 +50,8 @@ def degraded(spec: PipelineSpec, boxes: Mapping[str, BoxState]) -> str:
             out.append(f"{box.name}: drained")
         elif not box.known:
             out.append(f"{box.name}: not seen")
+        elif box.verdict.kind == "waiting":
+            out.append(f"{box.name}: not heard")
     return "; ".join(out)
 
 

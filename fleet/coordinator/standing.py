@@ -40,7 +40,7 @@ def _state(box: BoxState, context: Context, *, serves: bool, drains: bool) -> tu
     if box.record.drained:
         return ("draining" if serves or drains else "drained"), note or "asked by the operator"
     if serves:
-        return "serving", note
+        return ("unheard" if box.verdict.kind == "waiting" else "serving"), note
     if box.peer is None:
         return "dead", note
     if left := box.hold_down.remaining(now):

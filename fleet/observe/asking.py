@@ -137,7 +137,7 @@ class Asker:
                 raise await self._refusal(response)
             while line := await self._noisily(response.content.readline(), "the next token"):
                 if line.startswith(b":") and REPLANNING in line:
-                    self._on_wait("a box is lost or comes back: the answer waits for a new plan")
+                    self._on_wait("the answer waits for a new plan: layers move (why: fleet events)")
                 if not line.startswith(b"data:"):
                     continue
                 data = line.decode().removeprefix("data:").strip()

@@ -123,7 +123,7 @@ class Coordinator:
         if status == 409:
             missing = {name: str(size) for name, size in mapping(document.get("missing_mebibytes")).items()}
             lacks = "".join(f"\n  {name} lacks {size} MiB" for name, size in missing.items())
-            hint = "add a box, free memory on one, or lower max_sequences; then try again"
+            hint = "bring back boxes that are out, free memory on one, or lower max_sequences; then try again"
             raise RefusedOrder(f"{box} is not {what}ed: {reason or 'no plan fits without it'}{lacks}", missing, hint)
         if status == 404:
             raise self._failed(f"knows no box {box}: {reason}" if reason else f"knows no box {box}")

@@ -64,7 +64,8 @@ class MemberRow:
     """A box as the coordinator sees it.
 
     Attributes:
-        state: "serving", "standby", "returning", "held-down", "drained", "draining", "dead", "hung" or "never-seen".
+        state: "serving", "unheard", "standby", "returning", "held-down", "drained", "draining", "dead", "hung" or
+            "never-seen".
         since_seconds: how long it is so. hold_down_seconds_left: until it may come back.
         slow: its steps take far longer than they used to. load: 0…1.
     """

@@ -41,7 +41,7 @@ async def test_ask_says_that_it_waits_for_a_plan(site: Site, gateway_port: int) 
     site.write_endpoints(gateway_port=gateway_port)
     code, out, err = await fleet("ask", "hi", "--model", "tiny", "-i", str(site.inventory))
     assert (code, out) == (0, "one two\n")
-    assert err.splitlines() == ["a box is lost or comes back: the answer waits for a new plan"]
+    assert err.splitlines() == ["the answer waits for a new plan: layers move (why: fleet events)"]
 
 
 def test_ask_knows_the_gateways_comment() -> None:
