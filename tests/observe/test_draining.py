@@ -105,7 +105,7 @@ async def test_a_drain_that_does_not_fit_shows_what_each_box_lacks(site: Site) -
         code, out, err = await fleet("drain", "box2", "-i", str(site.inventory))
     assert (code, out) == (1, "")
     assert "box2 is not drained: no plan fits without it\n  box1 lacks 120 MiB\n  box3 lacks 87 MiB" in err
-    assert "next: add a box" in err
+    assert "next: bring back boxes that are out" in err
 
 
 async def test_where_others_are_drained_already_one_of_them_is_the_way_out(site: Site) -> None:
