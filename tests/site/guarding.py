@@ -12,10 +12,11 @@ GUARDS: dict[str, Any] = {
     "thermal": {"period_seconds": 1, "down_dwell_seconds": 1, "up_dwell_seconds": 2},
     "memory": {
         "period_seconds": 1,
-        "window_seconds": 3,
-        "least_window_seconds": 24,
-        "warm_up_seconds": 5,
-        "plateau_seconds": 15,
+        "window_seconds": 5,
+        "least_window_seconds": 60,
+        "warm_up_seconds": 10,
+        "plateau_seconds": 20,
+        "settling_mb": 10,
         "ask_again_seconds": 10,
         "restart_apart_seconds": 5,
     },
@@ -24,7 +25,7 @@ GUARDS: dict[str, Any] = {
     "liveness": {"period_seconds": 1, "grace_seconds": 10, "restart_apart_seconds": 5},
     "surroundings": {"period_seconds": 2, "log_drop_apart_seconds": 2},
 }
-"""Memory: a leak must grow for 24 s; see `guards/memory/leak.py` for why so short a stretch needs a fast leak."""
+"""Memory: a leak must grow for a minute; see `guards/memory/leak.py` for why so short a stretch needs a fast leak."""
 
 
 def guarded_inventory(lab_inventory: Path, directory: Path) -> Path:
