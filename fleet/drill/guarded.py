@@ -49,11 +49,28 @@ class GuardReport:
         return ExitCode.OK if well else ExitCode.FAILED
 
 
-def worse_parts(document: Mapping[str, Any], guard: str) -> dict[str, str]:
-    """Parts of a guard that are not well → the reason, by the document of `/v1/guards`."""
+@dataclass(frozen=True)
+class Unwell:
+    """A part that is not well: how bad (place in `WORSE`), and why."""
+
+    severity: int
+    reason: str
+
+
+def unwell_parts(document: Mapping[str, Any], guard: str) -> dict[str, Unwell]:
+    """Parts of a guard that are not well, by the document of `/v1/guards`."""
     findings = mapping(mapping(document.get("guards")).get(guard)).get("findings")
     found = [mapping(one) for one in (findings if isinstance(findings, list) else [])]
-    return {str(one.get("part")): str(one.get("reason")) for one in found if one.get("state") in WORSE}
+    return {
+        str(one.get("part")): Unwell(WORSE.index(one["state"]), str(one.get("reason")))
+        for one in found
+        if one.get("state") in WORSE
+    }
+
+
+def worse_than(before: Mapping[str, Unwell], now: Mapping[str, Unwell]) -> dict[str, str]:
+    """Parts that are worse than they were → the reason."""
+    return {part: one.reason for part, one in now.items() if part not in before or one.severity > before[part].severity}
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,7 @@ class GuardDrill:
         Raises:
             FleetError: no answer of the guards before the drill, the undisturbed round failed, or the box refuses.
         """
-        before = await self._worse()
+        before = await self._unwell()
         if before is None:
             raise FleetError(f"the guards of {self.box} do not answer", hint="fleet guard status")
         self.report(f"reference: {len(self.specs)} answers without a disturbance")
@@ -116,20 +133,20 @@ class GuardDrill:
         any_noticed = any(noticed(one, self.policy) for one in verdicts)
         return GuardReport(done, verdicts[-1], any_noticed, tripped_at, back_at, tripped)
 
-    async def _worse(self) -> dict[str, str] | None:
+    async def _unwell(self) -> dict[str, Unwell] | None:
         """None without an answer."""
         (found,) = await ask_guards({self.box: self.guards}, self.context)
-        return worse_parts(mapping(found.answer.document), GUARD_OF[self.kind]) if found.guards else None
+        return unwell_parts(mapping(found.answer.document), GUARD_OF[self.kind]) if found.guards else None
 
     async def _until(
-        self, wanted: Callable[[Mapping[str, str]], bool], before: Mapping[str, str], seconds: float
+        self, wanted: Callable[[Mapping[str, str]], bool], before: Mapping[str, Unwell], seconds: float
     ) -> tuple[float | None, dict[str, str]]:
         """Poll. Returns how long it took (None: it never was) and the parts that are worse than before the drill."""
         started, new = time.monotonic(), {}
         while time.monotonic() - started < seconds:
-            worse = await self._worse()
-            if worse is not None:
-                new = {part: reason for part, reason in worse.items() if part not in before}
+            unwell = await self._unwell()
+            if unwell is not None:
+                new = worse_than(before, unwell)
                 if wanted(new):
                     return time.monotonic() - started, new
             await asyncio.sleep(POLL_SECONDS)
