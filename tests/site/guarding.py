@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,17 @@ GUARDS: dict[str, Any] = {
 """Memory: a leak must grow for a minute; see `guards/memory/leak.py` for why so short a stretch needs a fast leak."""
 
 
-def guarded_inventory(lab_inventory: Path, directory: Path) -> Path:
-    """The lab's inventory with short guards and a time server, in another directory; its paths made absolute."""
+def guarded_inventory(lab_inventory: Path, directory: Path, *, time_servers: Sequence[str] = ()) -> Path:
+    """The lab's inventory with short guards, in another directory; its paths made absolute.
+
+    Args:
+        time_servers: of the site; stages start anew for them, as it is they who judge the dates of certificates.
+    """
     data: dict[str, Any] = yaml.safe_load(lab_inventory.read_text(encoding="utf-8"))
     for section, name in ((data, "state_dir"), (data, "bundle_dir"), (data["box_defaults"], "identity_file")):
         section[name] = str((lab_inventory.parent / section[name]).resolve())
     data["guards"] = GUARDS
-    data["time_servers"] = [LAB_TIME_SERVER]
+    data["time_servers"] = list(time_servers)
     path = directory / "lab.yaml"
     path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
     return path

@@ -44,7 +44,7 @@ def guarded(heal: Healing, guards_are_quick: None) -> Healing:
     """The site, whole, with short guards that have looked."""
     del guards_are_quick
     for name in heal.watch.boxes:
-        heal.watch.wait_for_finding(name, "liveness", "stage", "healthy", seconds=ACT_SECONDS)
+        heal.watch.wait_for_finding(name, "liveness", "program/stage", "healthy", seconds=ACT_SECONDS)
     return heal
 
 
@@ -100,7 +100,9 @@ def test_heat_lowers_the_batch_limit_and_tokens_go_on(guarded: Healing) -> None:
 def test_a_leaking_stage_is_drained_and_restarted(guarded: Healing) -> None:
     box = guarded.box("box2")
     box.leak(0.0)
+    before = guarded.watch.last_event_id()
     faults.kill(box)  # the stage that starts now has the leak in it
+    guarded.watch.wait_for_event("box-dead", before, box="box2")
     guarded.watch.wait_whole(BACK_DEADLINE_SECONDS)
     before, pid, acts = guarded.watch.last_event_id(), faults.need_pid(box, "stage"), last_act(guarded, "box2")
 
@@ -120,7 +122,7 @@ def test_a_leaking_stage_is_drained_and_restarted(guarded: Healing) -> None:
     guarded.assert_equal(run, "a stage that leaks is restarted")
     assert guarded.watch.wait_for_event("lease-taken", before, box="box2")
     assert guarded.watch.wait_for_event("lease-returned", before, box="box2")
-    assert "box-dead" not in {event["kind"] for event in guarded.watch.events(before)}
+    assert not [event for event in guarded.watch.events(before) if event["kind"] == "box-dead"], guarded.watch.report()
     assert has_done(guarded, "box2", "restart-program stage", acts)
 
 
@@ -175,7 +177,7 @@ def kill_guards(site: Healing, box: LabBox) -> None:
     pid = faults.need_pid(box, "guards")
     os.kill(pid, signal.SIGKILL)
     site.watch.wait(lambda: faults.program_pid(box, "guards") not in (None, pid), "the guards start anew", ACT_SECONDS)
-    site.watch.wait_for_finding(box.name, "liveness", "stage", "healthy", seconds=ACT_SECONDS)
+    site.watch.wait_for_finding(box.name, "liveness", "program/stage", "healthy", seconds=ACT_SECONDS)
 
 
 def test_guards_cost_little(guarded: Healing) -> None:

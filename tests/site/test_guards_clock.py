@@ -41,7 +41,7 @@ def time_server(box: LabBox) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def clocked(healing: Healing, lab_inventory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The site with a time server, and a box1 whose clock can be shifted in every program."""
-    inventory = guarded_inventory(lab_inventory, tmp_path_factory.mktemp("clocked"))
+    inventory = guarded_inventory(lab_inventory, tmp_path_factory.mktemp("clocked"), time_servers=[LAB_TIME_SERVER])
     fleet("provision", inventory)
     box = healing.box("box1")
     box.install_clock_shim()
