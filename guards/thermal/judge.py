@@ -29,6 +29,10 @@ def decide(
             adopted = _level_of(stage, _rungs(stage.max_batch_sequences, settings))
             memory = replace(memory, latch=memory.latch._replace(level=adopted))
         memory = replace(memory, max_sequences=stage.max_batch_sequences)
+    if memory.drilled and not reading.drilled and not reading.counted:
+        # nothing here will ever say that it is cool again: what a drill has limited must not outlive it
+        memory = replace(memory, latch=Latch())
+    memory = replace(memory, drilled=reading.drilled)
     rungs = _rungs(memory.max_sequences, settings)
     hottest = reading.hottest
     celsius = None if hottest is None else hottest.celsius

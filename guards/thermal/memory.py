@@ -18,12 +18,14 @@ class ThermalMemory:
     Attributes:
         max_sequences: the stage's batch limit without guards, as it said last; None: it never answered.
         first_seconds: of the first round of this process.
+        drilled: a drill showed a temperature in the last round.
     """
 
     latch: Latch = field(default_factory=Latch)
     throttling: ThrottlingMemory = field(default_factory=ThrottlingMemory)
     max_sequences: int | None = None
     first_seconds: float | None = None
+    drilled: bool = False
 
 
 def memory_to_json(memory: ThermalMemory) -> dict[str, Any]:
@@ -34,6 +36,7 @@ def memory_to_json(memory: ThermalMemory) -> dict[str, Any]:
         "switched_celsius": memory.latch.switched_celsius,
         "max_sequences": memory.max_sequences,
         "cool_megahertz": dict(memory.throttling.cool_megahertz),
+        "drilled": memory.drilled,
     }
 
 
@@ -48,7 +51,8 @@ def memory_from_json(data: Mapping[str, Any]) -> ThermalMemory:
         raise ValueError("no level or batch limit is negative")
     latch = Latch(level, _finite(data["switched_seconds"]), _finite(data["switched_celsius"]))
     cool = {str(name): float(value) for name, value in data["cool_megahertz"].items()}
-    return ThermalMemory(latch, ThrottlingMemory(cool_megahertz=cool), None if most is None else int(most))
+    most = None if most is None else int(most)
+    return ThermalMemory(latch, ThrottlingMemory(cool_megahertz=cool), most, drilled=data.get("drilled") is True)
 
 
 def _finite(value: Any) -> float | None:

@@ -23,6 +23,9 @@ class Kind(str, Enum):
     OTHER = "other"  # battery, charger, Wi-Fi, drive: not heated by computing, not ours to judge
 
 
+DRILL = "drill"
+"""What names of zones begin with that a drill shows (`sources/drill.py`)."""
+
 ON_DIE = frozenset({Kind.JUNCTION, Kind.CPU, Kind.GPU, Kind.SOC, Kind.ACCELERATOR})
 """What computing heats, and what throttles."""
 
@@ -124,6 +127,11 @@ class ThermalReading:
         """The hottest counted zone that could be read."""
         read = [zone for zone in self.counted if zone.celsius is not None]
         return max(read, key=lambda zone: zone.celsius or 0.0, default=None)
+
+    @property
+    def drilled(self) -> bool:
+        """A drill shows a temperature."""
+        return any(zone.name.partition("/")[0] == DRILL for zone in self.zones)
 
     @property
     def throttled(self) -> bool:

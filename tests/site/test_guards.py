@@ -30,19 +30,20 @@ MEASURED_SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")
-def guards_are_quick(healing: Healing, lab_inventory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Short guards on every box while these tests run; only the guards start anew for it."""
+def short_guards(healing: Healing, lab_inventory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Short guards on every box while these tests run; only the guards start anew for it. Gives the inventory."""
     stages = {name: faults.need_pid(healing.box(name), "stage") for name in healing.watch.boxes}
-    fleet("provision", guarded_inventory(lab_inventory, tmp_path_factory.mktemp("guarded")))
+    inventory = guarded_inventory(lab_inventory, tmp_path_factory.mktemp("guarded"))
+    fleet("provision", inventory)
     assert stages == {name: faults.need_pid(healing.box(name), "stage") for name in healing.watch.boxes}
-    yield
+    yield inventory
     fleet("provision", lab_inventory)
 
 
 @pytest.fixture
-def guarded(heal: Healing, guards_are_quick: None) -> Healing:
+def guarded(heal: Healing, short_guards: Path) -> Healing:
     """The site, whole, with short guards that have looked."""
-    del guards_are_quick
+    del short_guards
     for name in heal.watch.boxes:
         heal.watch.wait_for_finding(name, "liveness", "program/stage", "healthy", seconds=ACT_SECONDS)
     return heal
@@ -178,6 +179,23 @@ def kill_guards(site: Healing, box: LabBox) -> None:
     os.kill(pid, signal.SIGKILL)
     site.watch.wait(lambda: faults.program_pid(box, "guards") not in (None, pid), "the guards start anew", ACT_SECONDS)
     site.watch.wait_for_finding(box.name, "liveness", "program/stage", "healthy", seconds=ACT_SECONDS)
+
+
+@pytest.mark.parametrize("kind", ["heat", "disk-full"])
+def test_a_drill_makes_the_guards_of_a_live_box_trip_and_recover(
+    guarded: Healing, short_guards: Path, kind: str
+) -> None:
+    """Box1 has no sensor of its own, and nothing of the drill is left on it."""
+    box, most = guarded.box("box1"), limit_of(guarded, "box1")
+    free = box.exec(["df", "--output=avail", "-B", "1M", "/opt/fleet"]).stdout.split()[1]
+    answer = fleet("drill", kind, "box1", "--yes", "-o", "json", "-i", short_guards)
+    tripped, back = answer.data["tripped_after_seconds"], answer.data["back_after_seconds"]
+    note(f"drill {kind}: tripped after {tripped:.0f} s ({answer.data['tripped']}), well again after {back:.0f} s")
+    assert not answer.data["noticed"]
+    assert limit_of(guarded, "box1") == most
+    left = box.exec(["df", "--output=avail", "-B", "1M", "/opt/fleet"]).stdout.split()[1]
+    assert abs(int(left) - int(free)) < LEFT_BYTES / 1e6
+    assert not box.inside("/run/fleet/drill").exists()
 
 
 def test_guards_cost_little(guarded: Healing) -> None:

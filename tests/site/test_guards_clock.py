@@ -67,6 +67,14 @@ def test_a_clock_that_is_off_is_named_and_put_right(heal: Healing, clocked: Path
     heal.watch.wait(lambda: is_ahead(heal, 0.0), "the clock is right again", NAMED_SECONDS)
 
 
+def test_the_drill_of_the_clock_puts_it_right_again(heal: Healing, clocked: Path) -> None:
+    heal.watch.wait(lambda: is_ahead(heal, 0.0), "the clock is measured", NAMED_SECONDS)
+    answer = fleet("drill", "clock", "box1", "--yes", "-o", "json", "-i", clocked)
+    note(f"drill clock: {answer.data['tripped']}, well again after {answer.data['back_after_seconds']:.0f} s")
+    assert not answer.data["noticed"]
+    assert is_ahead(heal, 0.0)
+
+
 def test_a_clock_of_1970_is_insane_and_stops_no_answer(heal: Healing, clocked: Path) -> None:
     del clocked
     box, before = heal.box("box1"), heal.watch.last_event_id()

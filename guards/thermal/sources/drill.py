@@ -23,9 +23,8 @@ from pathlib import Path
 
 from guards.deadline import MOST_FILE_BYTES, DeadlineReader, Unreadable
 from guards.thermal.kinds import believe_millidegrees, kind_of
-from guards.thermal.readings import Kind, Seen, Zone
+from guards.thermal.readings import DRILL, Kind, Seen, Zone
 
-SOURCE = "drill"
 DIRECTORIES = ("drill", "thermal")  # below the run directory
 PREFIX = "thermal_zone"
 MOST_ZONES = 16
@@ -56,9 +55,9 @@ class DrillZones:
     def read(self) -> Seen:
         """The zones of a drill; one that can't be believed is there without a temperature, with the reason."""
         try:
-            found = self._reader.ask(SOURCE, self._look)
+            found = self._reader.ask(DRILL, self._look)
         except Unreadable as error:
-            return Seen(zones=(Zone(SOURCE, Kind.SOC, None, str(error)),))
+            return Seen(zones=(Zone(DRILL, Kind.SOC, None, str(error)),))
         zones = tuple(self._zone(name, type_name, file) for name, type_name, file in found)
         there = {name for name, _, _ in found}
         self._since = {name: since for name, since in self._since.items() if name in there}
@@ -67,7 +66,7 @@ class DrillZones:
     def _zone(self, name: str, type_name: str, file: _File) -> Zone:
         kind = kind_of(type_name)
         kind = Kind.SOC if kind is Kind.OTHER else kind  # whatever it is called, it is there to be judged
-        shown, now = f"{SOURCE}/{name}/{type_name}", time.monotonic()
+        shown, now = f"{DRILL}/{name}/{type_name}", time.monotonic()
         version, since = self._since.get(name, (None, now))
         if version != file.version:
             since = now

@@ -211,3 +211,16 @@ def test_orders_always_lead_to_the_latchs_level(rounds: list[tuple[float | None,
         if event != 1:
             assert stage == replace(limited(memory.latch.level))
         assert len({each.part for each in decision.findings}) == len(decision.findings)
+
+
+def test_what_a_drill_has_limited_does_not_outlive_it_where_no_sensor_says_that_it_is_cool() -> None:
+    hot = ThermalReading((Zone("drill/thermal_zone0/cpu-thermal", Kind.CPU, 86.0),), (), (), STAGE)
+    during = decide(hot, ThermalMemory(), 100.0, SETTINGS)
+    assert during.memory.latch.level == 1
+    kept = memory_from_json(memory_to_json(during.memory))  # a reboot in the middle of it
+    after = decide(ThermalReading((), (), (), limited(1)), kept, 102.0, SETTINGS)
+    assert after.memory.latch.level == 0
+    assert finding(after, "limit").state is State.HEALTHY
+    assert [action.arguments for action in after.actions] == [{"sequences": 8}]
+    sensed = decide(reading(75.0, limited(1)), kept, 102.0, SETTINGS)
+    assert sensed.memory.latch.level == 1, "a sensor of its own says when to step up"
