@@ -88,8 +88,8 @@ def test_summary_of_a_second_run_says_0_changed(provisioned: Lab, lab_inventory:
 @pytest.mark.parametrize(
     ("pattern", "watched"),
     [
-        pytest.param("releases/*/lib/stage_runtime/__main__.py", ALL_BOXES, id="our-code"),
-        pytest.param("releases/*/etc/stage.json", ["box2"], id="configuration"),
+        pytest.param("current/lib/stage_runtime/__main__.py", ALL_BOXES, id="our-code"),
+        pytest.param("current/etc/stage.json", ["box2"], id="configuration"),
         pytest.param("models/*/layer-007.safetensors", ["box2"], id="weights"),
         pytest.param("envs/*/lib/python3.11/site-packages/aiohttp/web.py", ["box2"], id="third-party-wheel"),
     ],
@@ -99,7 +99,8 @@ def test_a_byte_changed_by_hand_is_found_and_mended_alone(
 ) -> None:
     provisioned = watch.lab
     box = provisioned.box("box2")
-    found = box.exec(["sh", "-c", f"ls -1 {lab_site.prefix_of('box2')}/{pattern}"]).stdout.split()
+    # of several releases that lie there, the one that runs
+    found = box.exec(["sh", "-c", f"readlink -f {lab_site.prefix_of('box2')}/{pattern}"]).stdout.split()
     assert len(found) == 1
     original = trees(provisioned, watched)
     flip_last_byte(box, found[0])
